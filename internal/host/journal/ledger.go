@@ -1,0 +1,285 @@
+package journal
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/numinance/numinance/internal/core/digest"
+	"github.com/numinance/numinance/internal/core/identity"
+)
+
+// State is how far an action has come. The zero value is no state.
+type State string
+
+// The states of a ledger row.
+const (
+	Started  State = "started"
+	Finished State = "finished"
+)
+
+// Amount is what an action may use or has used of a grant's budget.
+type Amount struct {
+	Actions, Output, Tokens int64 // calls, answer bytes, model tokens
+	Wall                    time.Duration
+}
+
+// Add returns the sum of two amounts.
+func (a Amount) Add(b Amount) Amount {
+	return Amount{a.Actions + b.Actions, a.Output + b.Output, a.Tokens + b.Tokens, a.Wall + b.Wall}
+}
+
+// Sub returns a less b.
+func (a Amount) Sub(b Amount) Amount {
+	return Amount{a.Actions - b.Actions, a.Output - b.Output, a.Tokens - b.Tokens, a.Wall - b.Wall}
+}
+
+// Start opens a ledger row. It is written with the decision, before the effect.
+type Start struct {
+	Key      string
+	Change   identity.ChangeID
+	Run      identity.RunID
+	Grant    identity.GrantID
+	Verb     string
+	Action   identity.ActionID
+	Decision identity.DecisionID
+	Request  digest.Digest
+	// Reserve is held against the grant until the row is finished.
+	Reserve Amount
+}
+
+// Finish closes a ledger row. It is written with the result.
+type Finish struct {
+	Key    string
+	Grant  identity.GrantID
+	Status string
+	// Result is the digest of the answer, empty if there is none.
+	Result digest.Digest
+	// Answer holds the answer itself if it has at most MaxAnswer bytes.
+	Answer []byte
+	// Outcome is what a replay needs beside the answer; canonical JSON.
+	Outcome []byte
+	// Used replaces the reservation in the grant's account.
+	Used Amount
+}
+
+// Row is one action in the ledger.
+type Row struct {
+	Key                 string
+	Change              identity.ChangeID
+	Run                 identity.RunID
+	Grant               identity.GrantID
+	Verb                string
+	Action              identity.ActionID
+	Decision            identity.DecisionID
+	Request             digest.Digest
+	State               State
+	Status              string
+	Result              digest.Digest
+	Outcome             []byte
+	StartSeq, FinishSeq int64
+}
+
+// Start writes the entries (the decision) and the started row in one commit
+// and returns when both are on disk. A key that is known already is ErrExists
+// and nothing is written.
+func (j *Journal) Start(ctx context.Context, s Start, entries ...Entry) (int64, error) {
+	return j.write(ctx, &Write{Start: &s, Entries: entries})
+}
+
+// Finish writes the entries (the result), the finished row, the answer and the
+// settlement in one commit and returns when all are on disk. A key that is not
+// in state started is ErrNotStarted and nothing is written.
+func (j *Journal) Finish(ctx context.Context, f Finish, entries ...Entry) (int64, error) {
+	return j.write(ctx, &Write{Finish: &f, Entries: entries})
+}
+
+// Observe records a whole action, decision to result, without waiting for the
+// disk: it is there within 50 ms and before any write queued later. It is for
+// SYNC READs without a credential handle only. Lookup and Blob see it at once.
+// It refuses with ErrUnavailable while the journal is not healthy.
+func (j *Journal) Observe(ctx context.Context, s Start, f Finish, entries ...Entry) error {
+	if !j.Healthy() {
+		return fmt.Errorf("observe %s: %w", s.Verb, ErrUnavailable)
+	}
+	row := rowOf(s)
+	row.State, row.Status, row.Result, row.Outcome = Finished, f.Status, f.Result, f.Outcome
+	j.mu.Lock()
+	if len(j.rows) >= maxPending {
+		j.mu.Unlock()
+		return fmt.Errorf("observe %s: %w: %d entries wait for the disk", s.Verb, ErrUnavailable, maxPending)
+	}
+	if _, exists := j.rows[s.Key]; exists {
+		j.mu.Unlock()
+		return fmt.Errorf("observe %s: %w", s.Verb, ErrExists)
+	}
+	j.rows[s.Key] = row
+	if f.Answer != nil {
+		j.answers[f.Result] = f.Answer
+	}
+	j.mu.Unlock()
+	if err := j.queue(ctx, &op{write: &Write{Start: &s, Finish: &f, Entries: entries}, lazy: true}); err != nil {
+		j.forget(s.Key, f.Result)
+		return fmt.Errorf("observe %s: %w", s.Verb, err)
+	}
+	return nil
+}
+
+// forget drops what Observe kept in memory once the disk holds it or will not.
+func (j *Journal) forget(key string, answer digest.Digest) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.rows, key)
+	for _, row := range j.rows {
+		if row.Result == answer {
+			return
+		}
+	}
+	delete(j.answers, answer)
+}
+
+func rowOf(s Start) Row {
+	return Row{
+		Key: s.Key, Change: s.Change, Run: s.Run, Grant: s.Grant, Verb: s.Verb, Action: s.Action,
+		Decision: s.Decision, Request: s.Request, State: Started,
+	}
+}
+
+const rowColumns = `key, change, run, grant_id, verb, action, decision, request, state, status, result, outcome, start_seq, finish_seq`
+
+type scanner interface{ Scan(...any) error }
+
+func scanRow(s scanner) (r Row, err error) {
+	err = s.Scan(&r.Key, &r.Change, &r.Run, &r.Grant, &r.Verb, &r.Action, &r.Decision, &r.Request,
+		&r.State, &r.Status, &r.Result, &r.Outcome, &r.StartSeq, &r.FinishSeq)
+	return r, err
+}
+
+// Lookup returns the row of an idempotency key, or false if it never started.
+func (j *Journal) Lookup(ctx context.Context, key string) (Row, bool, error) {
+	j.mu.Lock()
+	row, ok := j.rows[key]
+	j.mu.Unlock()
+	if ok {
+		return row, true, nil
+	}
+	row, err := scanRow(j.db.QueryRowContext(ctx, `SELECT `+rowColumns+` FROM ledger WHERE key = ?`, key))
+	if errors.Is(err, sql.ErrNoRows) {
+		return Row{}, false, nil
+	}
+	if err != nil {
+		return Row{}, false, fmt.Errorf("look up an idempotency key: %w", err)
+	}
+	return row, true, nil
+}
+
+// InDoubt returns the rows of a Change that started and did not finish.
+func (j *Journal) InDoubt(ctx context.Context, change identity.ChangeID) (out []Row, err error) {
+	rows, err := j.db.QueryContext(ctx,
+		`SELECT `+rowColumns+` FROM ledger WHERE state = 'started' AND change = ? ORDER BY start_seq`, string(change))
+	if err != nil {
+		return nil, fmt.Errorf("list actions in doubt: %w", err)
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		row, err := scanRow(rows)
+		if err != nil {
+			return nil, fmt.Errorf("list actions in doubt: %w", err)
+		}
+		out = append(out, row)
+	}
+	return out, rows.Err()
+}
+
+// Spent returns what a grant has used plus what its unfinished actions reserve.
+// Lazy writes that wait for the disk are not in it.
+func (j *Journal) Spent(ctx context.Context, grant identity.GrantID) (Amount, error) {
+	var a Amount
+	err := j.db.QueryRowContext(ctx, `SELECT coalesce(sum(a), 0), coalesce(sum(o), 0), coalesce(sum(t), 0), coalesce(sum(w), 0) FROM (
+		SELECT actions AS a, output AS o, tokens AS t, wall AS w FROM spent WHERE grant_id = ?1
+		UNION ALL
+		SELECT r_actions, r_output, r_tokens, r_wall FROM ledger WHERE grant_id = ?1 AND state = 'started')`,
+		string(grant)).Scan(&a.Actions, &a.Output, &a.Tokens, &a.Wall)
+	if err != nil {
+		return Amount{}, fmt.Errorf("read the account of grant %s: %w", grant, err)
+	}
+	return a, nil
+}
+
+// Blob returns the answer with digest d if the journal keeps it, for the blob
+// store to read through.
+func (j *Journal) Blob(ctx context.Context, d digest.Digest) ([]byte, bool, error) {
+	j.mu.Lock()
+	b, ok := j.answers[d]
+	j.mu.Unlock()
+	if ok {
+		return b, true, nil
+	}
+	err := j.db.QueryRowContext(ctx, `SELECT body FROM answer WHERE digest = ?`, string(d)).Scan(&b)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("read an answer: %w", err)
+	}
+	return b, true, nil
+}
+
+// Revocation names a run, a Change or a grant whose authority has ended.
+type Revocation struct{ Scope, ID string }
+
+// Scopes of a Revocation.
+const (
+	ScopeRun    = "run"
+	ScopeChange = "change"
+	ScopeGrant  = "grant"
+)
+
+// Revoke ends an authority for good: from its call on, Revoked says so, even
+// if the disk then fails. It returns when the revocation and the entries that
+// tell of it are on disk.
+func (j *Journal) Revoke(ctx context.Context, r Revocation, entries ...Entry) error {
+	switch r.Scope {
+	case ScopeRun, ScopeChange, ScopeGrant:
+	default:
+		return fmt.Errorf("revoke %q: scope %q is none of run, change, grant", r.ID, r.Scope)
+	}
+	if !identity.ValidID(r.ID) {
+		return fmt.Errorf("revoke %s %q: not an id", r.Scope, r.ID)
+	}
+	j.mu.Lock()
+	j.revoked[r] = true
+	j.mu.Unlock()
+	_, err := j.write(ctx, &Write{Revoke: &r, Entries: entries})
+	return err
+}
+
+// Revoked reports whether one of the three, in this order, has been revoked.
+func (j *Journal) Revoked(run identity.RunID, change identity.ChangeID, grant identity.GrantID) (Revocation, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, r := range []Revocation{{ScopeRun, string(run)}, {ScopeChange, string(change)}, {ScopeGrant, string(grant)}} {
+		if j.revoked[r] {
+			return r, true
+		}
+	}
+	return Revocation{}, false
+}
+
+func (j *Journal) loadRevoked(ctx context.Context) (err error) {
+	rows, err := j.db.QueryContext(ctx, `SELECT scope, id FROM revoked`)
+	if err != nil {
+		return fmt.Errorf("load revocations: %w", err)
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var r Revocation
+		if err := rows.Scan(&r.Scope, &r.ID); err != nil {
+			return fmt.Errorf("load revocations: %w", err)
+		}
+		j.revoked[r] = true
+	}
+	return rows.Err()
+}

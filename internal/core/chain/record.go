@@ -17,7 +17,7 @@ const Format = "numinance.evidence.v1"
 
 // MaxRecord is the largest record in bytes. What is larger belongs in a blob
 // that the record names by digest.
-const MaxRecord = 1 << 18
+const MaxRecord = 1 << 16
 
 // TerminalKind is the kind of the record that ends a chain.
 const TerminalKind = "chain.closed"

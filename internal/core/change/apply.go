@@ -147,7 +147,7 @@ func (s State) check(c Command, r Result) error {
 		}
 		return checkUnits(r.Plan.Units)
 	case Execute, Combine, Rebase:
-		return missing(r.Candidate != nil && r.Candidate.Tree != "" && r.Candidate.Snapshot != "")
+		return missing(r.Candidate != nil && r.Candidate.Tree != "" && r.Candidate.Head != "" && r.Candidate.Snapshot != "")
 	case Verify:
 		return missing(r.Verdict != nil && r.Verdict.Tree != "")
 	case OpenPullRequest, UpdatePullRequest:
@@ -232,9 +232,9 @@ func (s *State) succeeded(c Command, e Event) {
 		s.judged(*r.Verdict, c, at)
 	case OpenPullRequest, UpdatePullRequest:
 		pr := *r.PullRequest
-		if pr.Tree != "" && pr.Tree != s.Verdict.Tree {
+		if pr.Head != s.Candidate.Head {
 			s.PullRequest = pr
-			s.windDown(Failed, Failure{Unverified, "the pull request's tree is not the verified one", c.ID}, at)
+			s.windDown(Failed, Failure{Unverified, "the pull request's head is not the verified one", c.ID}, at)
 			return
 		}
 		pr.Tree = s.Verdict.Tree
@@ -421,6 +421,7 @@ func (s State) count(kind identity.ActorKind, at time.Time) int {
 func (s State) Approvable(at time.Time) bool {
 	return s.Verdict.Passed && !s.Verdict.Inconclusive && s.Verdict.Tree != "" &&
 		s.Verdict.Tree == s.Candidate.Tree && s.PullRequest.ID != "" && s.PullRequest.Head != "" &&
+		s.PullRequest.Head == s.Candidate.Head &&
 		s.PullRequest.Tree == s.Verdict.Tree && s.Needs.Reviewers+s.Needs.Humans > 0 &&
 		s.count(identity.KindReviewerAgent, at) >= s.Needs.Reviewers &&
 		s.count(identity.KindHuman, at) >= s.Needs.Humans

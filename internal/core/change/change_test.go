@@ -23,7 +23,9 @@ func request() change.Request {
 	}
 }
 
-func tree(n int) digest.Digest { return digest.Of([]byte(fmt.Sprintf("tree %d", n))) }
+func tree(n int) string { return fmt.Sprintf("%040x", 1<<20+n) }
+
+func ref(n int) digest.Digest { return digest.Of([]byte(fmt.Sprintf("ref %d", n))) }
 
 // good is a successful outcome of c in s, with units work units in the plan.
 func good(s change.State, c change.Command, units int) change.Event {
@@ -43,11 +45,11 @@ func good(s change.State, c change.Command, units int) change.Event {
 		}
 		e.Result.Plan = &p
 	case change.Execute, change.Combine, change.Rebase:
-		e.Result.Candidate = &change.Candidate{Snapshot: tree(s.Revision), Tree: tree(s.Revision)}
+		e.Result.Candidate = &change.Candidate{Snapshot: ref(s.Revision), Tree: tree(s.Revision), Head: head}
 	case change.Verify:
 		e.Result.Verdict = &change.Verdict{Passed: true, Tree: s.Candidate.Tree}
 	case change.OpenPullRequest, change.UpdatePullRequest:
-		e.Result.PullRequest = &change.PullRequest{ID: "1", Head: head, Tree: s.Verdict.Tree}
+		e.Result.PullRequest = &change.PullRequest{ID: "1", Head: s.Candidate.Head}
 	case change.Review:
 		e.Result.Review = &change.Reviewed{Approve: true, By: s.Request.Reviewer, Head: s.PullRequest.Head}
 	case change.AnchorHead:
@@ -206,13 +208,13 @@ func TestBudgetExhaustedEscalatesAndIsNotWidened(t *testing.T) {
 	s := until(t, change.Propose("chg-a", request(), start), open(change.Execute))
 	first := s.Open[0]
 	e := bad(s, first, change.Exhausted, "actions: 40 of 40 used")
-	e.Result.Checkpoint = tree(3)
+	e.Result.Checkpoint = ref(3)
 	s = must(t, s, e)
 	if s.Status != change.Escalated || !s.Waiting() {
 		t.Fatalf("%s, open %v; want Escalated and waiting", s.Status, s.Open)
 	}
 	s = must(t, s, change.Event{Kind: change.ResumeRequested, At: s.Updated, By: "human:alice"})
-	if s.Status != change.Executing || s.Open[0].Run == first.Run || s.Units[0].Checkpoint != tree(3) {
+	if s.Status != change.Executing || s.Open[0].Run == first.Run || s.Units[0].Checkpoint != ref(3) {
 		t.Fatalf("%s %v, want a new run from the checkpoint", s.Status, s.Open)
 	}
 }
@@ -227,7 +229,7 @@ func TestLostRunStartsAnewFromItsCheckpoint(t *testing.T) {
 		}
 		runs[s.Open[0].Run] = true
 		e := bad(s, s.Open[0], change.Lost, "runtime was killed")
-		e.Result.Checkpoint = tree(4)
+		e.Result.Checkpoint = ref(4)
 		s = must(t, s, e)
 	}
 	if len(runs) != s.Limits.Lost+1 {
@@ -438,7 +440,7 @@ func draw(t *rapid.T, s change.State) change.Event {
 	}).Draw(t, "class"), "")
 	e.At = at
 	if e.Class == change.Escalate && rapid.Bool().Draw(t, "by action") {
-		e.Result.Action = tree(1000)
+		e.Result.Action = ref(1000)
 	}
 	return e
 }

@@ -85,15 +85,17 @@ type Result struct {
 // Admission is the outcome of Admit: the base the Change stands on and the
 // documents that govern it.
 type Admission struct {
-	BaseBranch   string        `json:"base_branch"`
-	BaseRevision string        `json:"base_revision"` // full commit id
-	BaseTree     digest.Digest `json:"base_tree,omitempty"`
-	Profile      digest.Digest `json:"profile,omitempty"`
-	Policy       digest.Digest `json:"policy,omitempty"`
-	Repository   digest.Digest `json:"repository,omitempty"`
-	Environment  digest.Digest `json:"environment,omitempty"`
-	Needs        Needs         `json:"needs"`
-	Limits       *Limits       `json:"limits,omitempty"`
+	BaseBranch   string `json:"base_branch"`
+	BaseRevision string `json:"base_revision"` // full commit id
+	BaseTree     string `json:"base_tree,omitempty"`
+	// Objects is a Git pack of the base revision without history.
+	Objects     Blob          `json:"objects,omitzero"`
+	Profile     digest.Digest `json:"profile,omitempty"`
+	Policy      digest.Digest `json:"policy,omitempty"`
+	Repository  digest.Digest `json:"repository,omitempty"`
+	Environment digest.Digest `json:"environment,omitempty"`
+	Needs       Needs         `json:"needs"`
+	Limits      *Limits       `json:"limits,omitempty"`
 }
 
 // Task is the outcome of Intake: the ticket, by reference.
@@ -121,22 +123,30 @@ type Plan struct {
 type Candidate struct {
 	// Snapshot is the work tree as the host keeps it.
 	Snapshot digest.Digest `json:"snapshot,omitempty"`
-	// Tree is the digest of the tree that the verdict and the merge are held to.
-	Tree digest.Digest `json:"tree,omitempty"`
-	// Base is the commit that the candidate stands on.
+	// Tree is the Git tree that the verdict and the merge are held to.
+	Tree string `json:"tree,omitempty"`
+	// Base is the commit that the candidate stands on, Head the one commit that
+	// the host made of it.
 	Base string `json:"base,omitempty"`
-	// Head is the candidate's commit if the host made one already.
-	Head  string         `json:"head,omitempty"`
-	Run   identity.RunID `json:"run,omitempty"`
-	Files int            `json:"files,omitempty"`
+	Head string `json:"head,omitempty"`
+	// Objects is a Git pack with what Head needs and the repository lacks.
+	Objects Blob           `json:"objects,omitzero"`
+	Run     identity.RunID `json:"run,omitempty"`
+	Files   int            `json:"files,omitempty"`
+}
+
+// Blob is content that the host keeps under its digest.
+type Blob struct {
+	Digest digest.Digest `json:"digest,omitempty"`
+	Size   int64         `json:"size,omitempty"`
 }
 
 // Verdict is the outcome of Verify. The gate reads it and nothing else (P-176).
 type Verdict struct {
 	Passed bool `json:"passed"`
 	// Inconclusive: a check could not complete. Never passed (P-173).
-	Inconclusive bool          `json:"inconclusive,omitempty"`
-	Tree         digest.Digest `json:"tree,omitempty"`
+	Inconclusive bool   `json:"inconclusive,omitempty"`
+	Tree         string `json:"tree,omitempty"`
 	// Findings is where the author of a revision reads what was found.
 	Findings digest.Digest `json:"findings,omitempty"`
 	Report   digest.Digest `json:"report,omitempty"`
@@ -145,10 +155,10 @@ type Verdict struct {
 
 // PullRequest is the outcome of OpenPullRequest and UpdatePullRequest.
 type PullRequest struct {
-	ID   string        `json:"id,omitempty"`
-	URL  string        `json:"url,omitempty"`
-	Head string        `json:"head,omitempty"` // full commit id
-	Tree digest.Digest `json:"tree,omitempty"`
+	ID   string `json:"id,omitempty"`
+	URL  string `json:"url,omitempty"`
+	Head string `json:"head,omitempty"` // full commit id
+	Tree string `json:"tree,omitempty"`
 	// Branch is the head branch at the forge.
 	Branch string `json:"branch,omitempty"`
 	Closed bool   `json:"closed,omitempty"`
@@ -168,8 +178,8 @@ type Approval struct {
 	By   identity.Principal `json:"by"`
 	Kind identity.ActorKind `json:"kind"`
 	// Head and Tree are what was approved; void once either differs.
-	Head string        `json:"head,omitempty"`
-	Tree digest.Digest `json:"tree,omitempty"`
+	Head string `json:"head,omitempty"`
+	Tree string `json:"tree,omitempty"`
 	// Action is set instead for the approval of an escalated action.
 	Action digest.Digest `json:"action,omitempty"`
 	// Record is the digest of the signed statement; empty for a reviewer run.
@@ -189,10 +199,10 @@ type Anchor struct {
 // Merge is the outcome of MergeChange.
 type Merge struct {
 	// Moved: the base moved, nothing was merged.
-	Moved    bool          `json:"moved,omitempty"`
-	Base     string        `json:"base,omitempty"` // where the base stands now, if moved
-	Revision string        `json:"revision,omitempty"`
-	Tree     digest.Digest `json:"tree,omitempty"`
+	Moved    bool   `json:"moved,omitempty"`
+	Base     string `json:"base,omitempty"` // where the base stands now, if moved
+	Revision string `json:"revision,omitempty"`
+	Tree     string `json:"tree,omitempty"`
 }
 
 // PipelineRun is the outcome of RunPipeline: a fact about the customer's

@@ -154,10 +154,10 @@ type RunRequest struct {
 	CandidateTree string `protobuf:"bytes,4,opt,name=candidate_tree,json=candidateTree,proto3" json:"candidate_tree,omitempty"`
 	// The only configuration that the checks honour; the provider may resolve
 	// it.
-	ConfigRef string `protobuf:"bytes,5,opt,name=config_ref,json=configRef,proto3" json:"config_ref,omitempty"`
+	ConfigRef *v1.BlobRef `protobuf:"bytes,5,opt,name=config_ref,json=configRef,proto3" json:"config_ref,omitempty"`
 	// The report of the same layer on the base revision, if there is one; the
 	// provider may resolve it.
-	BaselineRef   string `protobuf:"bytes,6,opt,name=baseline_ref,json=baselineRef,proto3" json:"baseline_ref,omitempty"`
+	BaselineRef   *v1.BlobRef `protobuf:"bytes,6,opt,name=baseline_ref,json=baselineRef,proto3" json:"baseline_ref,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -220,18 +220,18 @@ func (x *RunRequest) GetCandidateTree() string {
 	return ""
 }
 
-func (x *RunRequest) GetConfigRef() string {
+func (x *RunRequest) GetConfigRef() *v1.BlobRef {
 	if x != nil {
 		return x.ConfigRef
 	}
-	return ""
+	return nil
 }
 
-func (x *RunRequest) GetBaselineRef() string {
+func (x *RunRequest) GetBaselineRef() *v1.BlobRef {
 	if x != nil {
 		return x.BaselineRef
 	}
-	return ""
+	return nil
 }
 
 // One violation.
@@ -343,7 +343,10 @@ type CheckReport struct {
 	// How long it took.
 	Duration *durationpb.Duration `protobuf:"bytes,7,opt,name=duration,proto3" json:"duration,omitempty"`
 	// Digest of its output.
-	OutputDigest  string `protobuf:"bytes,8,opt,name=output_digest,json=outputDigest,proto3" json:"output_digest,omitempty"`
+	OutputDigest string `protobuf:"bytes,8,opt,name=output_digest,json=outputDigest,proto3" json:"output_digest,omitempty"`
+	// Digest of the files that define what the check runs, such as a Makefile;
+	// another one than on the base revision is a violation.
+	InputsDigest  string `protobuf:"bytes,9,opt,name=inputs_digest,json=inputsDigest,proto3" json:"inputs_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -430,6 +433,13 @@ func (x *CheckReport) GetDuration() *durationpb.Duration {
 func (x *CheckReport) GetOutputDigest() string {
 	if x != nil {
 		return x.OutputDigest
+	}
+	return ""
+}
+
+func (x *CheckReport) GetInputsDigest() string {
+	if x != nil {
+		return x.InputsDigest
 	}
 	return ""
 }
@@ -602,23 +612,23 @@ var File_numinance_ports_verifier_v1_verifier_proto protoreflect.FileDescriptor
 
 const file_numinance_ports_verifier_v1_verifier_proto_rawDesc = "" +
 	"\n" +
-	"*numinance/ports/verifier/v1/verifier.proto\x12\x1bnuminance.ports.verifier.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a*numinance/annotations/v1/annotations.proto\x1a\x1enuminance/plugin/v1/blob.proto\"\xc1\x03\n" +
+	"*numinance/ports/verifier/v1/verifier.proto\x12\x1bnuminance.ports.verifier.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a*numinance/annotations/v1/annotations.proto\x1a\x1enuminance/plugin/v1/blob.proto\"\xc8\x03\n" +
 	"\n" +
 	"RunRequest\x12J\n" +
 	"\tchange_id\x18\x01 \x01(\tB-\xbaH\x1dr\x1b2\x19^[a-z0-9][a-z0-9-]{0,62}$\xb2\xe1\x18\t\b\x01*\x051.0.0R\bchangeId\x12D\n" +
 	"\x06run_id\x18\x02 \x01(\tB-\xbaH\x1dr\x1b2\x19^[a-z0-9][a-z0-9-]{0,62}$\xb2\xe1\x18\t\b\x01*\x051.0.0R\x05runId\x12,\n" +
 	"\x05layer\x18\x03 \x01(\tB\x16\xbaH\x06r\x04 \x01(@\xb2\xe1\x18\t\b\x01*\x051.0.0R\x05layer\x12X\n" +
-	"\x0ecandidate_tree\x18\x04 \x01(\tB1\xbaH!r\x1f2\x1d^([0-9a-f]{40}|[0-9a-f]{64})$\xb2\xe1\x18\t\b\x02*\x051.0.0R\rcandidateTree\x12H\n" +
+	"\x0ecandidate_tree\x18\x04 \x01(\tB1\xbaH!r\x1f2\x1d^([0-9a-f]{40}|[0-9a-f]{64})$\xb2\xe1\x18\t\b\x02*\x051.0.0R\rcandidateTree\x12P\n" +
 	"\n" +
-	"config_ref\x18\x05 \x01(\tB)\xbaH\x19r\x172\x15^sha256:[0-9a-f]{64}$\xb2\xe1\x18\t\b\x02*\x051.0.0R\tconfigRef\x12O\n" +
-	"\fbaseline_ref\x18\x06 \x01(\tB,\xbaH\x1c\xd8\x01\x01r\x172\x15^sha256:[0-9a-f]{64}$\xb2\xe1\x18\t\b\x02*\x051.0.0R\vbaselineRef\"\xc6\x02\n" +
+	"config_ref\x18\x05 \x01(\v2\x1c.numinance.plugin.v1.BlobRefB\x13\xbaH\x03\xc8\x01\x01\xb2\xe1\x18\t\b\x02*\x051.0.0R\tconfigRef\x12N\n" +
+	"\fbaseline_ref\x18\x06 \x01(\v2\x1c.numinance.plugin.v1.BlobRefB\r\xb2\xe1\x18\t\b\x02*\x051.0.0R\vbaselineRef\"\xc6\x02\n" +
 	"\aFinding\x12/\n" +
 	"\x05check\x18\x01 \x01(\tB\x19\xbaH\ar\x05 \x01(\x80\x01\xb2\xe1\x18\v\b\x01 \x01*\x051.0.0R\x05check\x12+\n" +
 	"\x04rule\x18\x02 \x01(\tB\x17\xbaH\x05r\x03(\x80\x02\xb2\xe1\x18\v\b\x01 \x01*\x051.0.0R\x04rule\x12Z\n" +
 	"\bseverity\x18\x03 \x01(\x0e2%.numinance.ports.verifier.v1.SeverityB\x17\xbaH\a\x82\x01\x04\x10\x01 \x00\xb2\xe1\x18\t\b\x03*\x051.0.0R\bseverity\x12+\n" +
 	"\x04path\x18\x04 \x01(\tB\x17\xbaH\x05r\x03(\x80 \xb2\xe1\x18\v\b\x01 \x01*\x051.0.0R\x04path\x12!\n" +
 	"\x04line\x18\x05 \x01(\rB\r\xb2\xe1\x18\t\b\x03*\x051.0.0R\x04line\x121\n" +
-	"\amessage\x18\x06 \x01(\tB\x17\xbaH\x05r\x03(\x80\b\xb2\xe1\x18\v\b\x04 \x01*\x051.0.0R\amessage\"\xf6\x03\n" +
+	"\amessage\x18\x06 \x01(\tB\x17\xbaH\x05r\x03(\x80\b\xb2\xe1\x18\v\b\x04 \x01*\x051.0.0R\amessage\"\xc9\x04\n" +
 	"\vCheckReport\x12-\n" +
 	"\x04name\x18\x01 \x01(\tB\x19\xbaH\ar\x05 \x01(\x80\x01\xb2\xe1\x18\v\b\x01 \x01*\x051.0.0R\x04name\x12\\\n" +
 	"\aoutcome\x18\x02 \x01(\x0e2).numinance.ports.verifier.v1.CheckOutcomeB\x17\xbaH\a\x82\x01\x04\x10\x01 \x00\xb2\xe1\x18\t\b\x03*\x051.0.0R\aoutcome\x12*\n" +
@@ -627,7 +637,8 @@ const file_numinance_ports_verifier_v1_verifier_proto_rawDesc = "" +
 	"\rtests_skipped\x18\x05 \x01(\rB\r\xb2\xe1\x18\t\b\x03*\x051.0.0R\ftestsSkipped\x12)\n" +
 	"\bfindings\x18\x06 \x01(\rB\r\xb2\xe1\x18\t\b\x03*\x051.0.0R\bfindings\x12J\n" +
 	"\bduration\x18\a \x01(\v2\x19.google.protobuf.DurationB\x13\xbaH\x03\xc8\x01\x01\xb2\xe1\x18\t\b\x03*\x051.0.0R\bduration\x12Q\n" +
-	"\routput_digest\x18\b \x01(\tB,\xbaH\x1c\xd8\x01\x01r\x172\x15^sha256:[0-9a-f]{64}$\xb2\xe1\x18\t\b\x02*\x051.0.0R\foutputDigest\"\xeb\x03\n" +
+	"\routput_digest\x18\b \x01(\tB,\xbaH\x1c\xd8\x01\x01r\x172\x15^sha256:[0-9a-f]{64}$\xb2\xe1\x18\t\b\x02*\x051.0.0R\foutputDigest\x12Q\n" +
+	"\rinputs_digest\x18\t \x01(\tB,\xbaH\x1c\xd8\x01\x01r\x172\x15^sha256:[0-9a-f]{64}$\xb2\xe1\x18\t\b\x02*\x051.0.0R\finputsDigest\"\xeb\x03\n" +
 	"\x0eVerifierReport\x12,\n" +
 	"\x05layer\x18\x01 \x01(\tB\x16\xbaH\x06r\x04 \x01(@\xb2\xe1\x18\t\b\x01*\x051.0.0R\x05layer\x12X\n" +
 	"\x0ecandidate_tree\x18\x02 \x01(\tB1\xbaH!r\x1f2\x1d^([0-9a-f]{40}|[0-9a-f]{64})$\xb2\xe1\x18\t\b\x02*\x051.0.0R\rcandidateTree\x12N\n" +
@@ -674,24 +685,26 @@ var file_numinance_ports_verifier_v1_verifier_proto_goTypes = []any{
 	(*CheckReport)(nil),         // 4: numinance.ports.verifier.v1.CheckReport
 	(*VerifierReport)(nil),      // 5: numinance.ports.verifier.v1.VerifierReport
 	(*RunResponse)(nil),         // 6: numinance.ports.verifier.v1.RunResponse
-	(*durationpb.Duration)(nil), // 7: google.protobuf.Duration
-	(*v1.BlobRef)(nil),          // 8: numinance.plugin.v1.BlobRef
+	(*v1.BlobRef)(nil),          // 7: numinance.plugin.v1.BlobRef
+	(*durationpb.Duration)(nil), // 8: google.protobuf.Duration
 }
 var file_numinance_ports_verifier_v1_verifier_proto_depIdxs = []int32{
-	0, // 0: numinance.ports.verifier.v1.Finding.severity:type_name -> numinance.ports.verifier.v1.Severity
-	1, // 1: numinance.ports.verifier.v1.CheckReport.outcome:type_name -> numinance.ports.verifier.v1.CheckOutcome
-	7, // 2: numinance.ports.verifier.v1.CheckReport.duration:type_name -> google.protobuf.Duration
-	4, // 3: numinance.ports.verifier.v1.VerifierReport.checks:type_name -> numinance.ports.verifier.v1.CheckReport
-	5, // 4: numinance.ports.verifier.v1.RunResponse.report:type_name -> numinance.ports.verifier.v1.VerifierReport
-	3, // 5: numinance.ports.verifier.v1.RunResponse.findings:type_name -> numinance.ports.verifier.v1.Finding
-	8, // 6: numinance.ports.verifier.v1.RunResponse.all_findings:type_name -> numinance.plugin.v1.BlobRef
-	2, // 7: numinance.ports.verifier.v1.VerifierService.Run:input_type -> numinance.ports.verifier.v1.RunRequest
-	6, // 8: numinance.ports.verifier.v1.VerifierService.Run:output_type -> numinance.ports.verifier.v1.RunResponse
-	8, // [8:9] is the sub-list for method output_type
-	7, // [7:8] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	7,  // 0: numinance.ports.verifier.v1.RunRequest.config_ref:type_name -> numinance.plugin.v1.BlobRef
+	7,  // 1: numinance.ports.verifier.v1.RunRequest.baseline_ref:type_name -> numinance.plugin.v1.BlobRef
+	0,  // 2: numinance.ports.verifier.v1.Finding.severity:type_name -> numinance.ports.verifier.v1.Severity
+	1,  // 3: numinance.ports.verifier.v1.CheckReport.outcome:type_name -> numinance.ports.verifier.v1.CheckOutcome
+	8,  // 4: numinance.ports.verifier.v1.CheckReport.duration:type_name -> google.protobuf.Duration
+	4,  // 5: numinance.ports.verifier.v1.VerifierReport.checks:type_name -> numinance.ports.verifier.v1.CheckReport
+	5,  // 6: numinance.ports.verifier.v1.RunResponse.report:type_name -> numinance.ports.verifier.v1.VerifierReport
+	3,  // 7: numinance.ports.verifier.v1.RunResponse.findings:type_name -> numinance.ports.verifier.v1.Finding
+	7,  // 8: numinance.ports.verifier.v1.RunResponse.all_findings:type_name -> numinance.plugin.v1.BlobRef
+	2,  // 9: numinance.ports.verifier.v1.VerifierService.Run:input_type -> numinance.ports.verifier.v1.RunRequest
+	6,  // 10: numinance.ports.verifier.v1.VerifierService.Run:output_type -> numinance.ports.verifier.v1.RunResponse
+	10, // [10:11] is the sub-list for method output_type
+	9,  // [9:10] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_numinance_ports_verifier_v1_verifier_proto_init() }

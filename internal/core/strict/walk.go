@@ -1,0 +1,279 @@
+package strict
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	annotationsv1 "github.com/numinance/numinance/gen/numinance/annotations/v1"
+)
+
+// maxDepth bounds nesting; no message of the contract comes near it.
+const maxDepth = 64
+
+// Walk checks the encoded message b against d and returns the first thing that
+// is wrong. Refused at any depth: a field d does not know; one newer than what
+// was negotiated; a wrong wire type; a number that does not fit its field or is
+// not in its shortest form; an enum number without a name; a text that is not
+// UTF-8; a field, oneof or map key given twice; an Any. Walking the bytes
+// rather than a decoded copy sees what a decoder would drop or merge.
+func Walk(b []byte, d protoreflect.MessageDescriptor, r Rules) error {
+	w := walker{rules: r, known: map[protoreflect.FieldDescriptor]error{}}
+	if err := w.message(b, d, string(d.Name()), 0); err != nil {
+		return fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	return nil
+}
+
+type walker struct {
+	rules Rules
+	// known remembers per field whether what was negotiated covers it.
+	known map[protoreflect.FieldDescriptor]error
+}
+
+func (w *walker) message(b []byte, d protoreflect.MessageDescriptor, path string, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("%s: nested deeper than %d", path, maxDepth)
+	}
+	if d.FullName() == "google.protobuf.Any" {
+		return fmt.Errorf("%s: an Any inside a payload", path)
+	}
+	seen := map[protowire.Number]bool{}
+	oneofs := map[protoreflect.OneofDescriptor]bool{}
+	keys := map[protowire.Number]map[string]bool{}
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return fmt.Errorf("%s: broken tag: %w", path, protowire.ParseError(n))
+		}
+		if n != protowire.SizeTag(num) {
+			return fmt.Errorf("%s: tag of field %d is longer than need be", path, num)
+		}
+		b = b[n:]
+		f := d.Fields().ByNumber(num)
+		if f == nil {
+			return fmt.Errorf("%s: unknown field %d", path, num)
+		}
+		at := path + "." + string(f.Name())
+		if err := w.negotiated(f); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
+		}
+		packed := f.IsList() && typ == protowire.BytesType && packable(f.Kind())
+		if !packed && typ != wireType(f.Kind()) {
+			return fmt.Errorf("%s: wire type %d, want %d", at, typ, wireType(f.Kind()))
+		}
+		if !f.IsList() && !f.IsMap() || packed {
+			if seen[num] {
+				return fmt.Errorf("%s: given twice", at)
+			}
+			seen[num] = true
+		}
+		if o := f.ContainingOneof(); o != nil && !o.IsSynthetic() {
+			if oneofs[o] {
+				return fmt.Errorf("%s: a second member of oneof %s", at, o.Name())
+			}
+			oneofs[o] = true
+		}
+		var value []byte
+		switch typ {
+		case protowire.BytesType:
+			v, n := protowire.ConsumeBytes(b)
+			if n < 0 {
+				return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+			}
+			if n != protowire.SizeBytes(len(v)) {
+				return fmt.Errorf("%s: its length is longer than need be", at)
+			}
+			value, b = v, b[n:]
+		case protowire.StartGroupType:
+			v, n := protowire.ConsumeGroup(num, b)
+			if n < 0 {
+				return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+			}
+			value, b = v, b[n:]
+		default:
+			n := protowire.ConsumeFieldValue(num, typ, b)
+			if n < 0 {
+				return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+			}
+			value, b = b[:n], b[n:]
+		}
+		var err error
+		switch {
+		case f.IsMap():
+			if keys[num] == nil {
+				keys[num] = map[string]bool{}
+			}
+			err = w.mapEntry(value, f, at, depth, keys[num])
+		case packed:
+			err = w.packed(value, f, at)
+		case f.Message() != nil:
+			err = w.message(value, f.Message(), at, depth+1)
+		default:
+			err = scalar(value, f, at)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mapEntry is a message of its own on the wire; its key must be new.
+func (w *walker) mapEntry(b []byte, f protoreflect.FieldDescriptor, at string, depth int, keys map[string]bool) error {
+	// Its key and value fields carry no annotations: the map's field does.
+	entry := f.Message()
+	w.known[f.MapKey()], w.known[f.MapValue()] = nil, nil
+	if err := w.message(b, entry, at, depth+1); err != nil {
+		return err
+	}
+	// The entry was walked, so the key is at most once in it and well formed; an
+	// absent key is the type's zero, which a key given as zero would repeat.
+	key := string(zeroKey(f.MapKey().Kind()))
+	for rest := b; len(rest) > 0; {
+		num, typ, n := protowire.ConsumeTag(rest)
+		rest = rest[n:]
+		size := protowire.ConsumeFieldValue(num, typ, rest)
+		if num == f.MapKey().Number() {
+			key = string(rest[:size])
+		}
+		rest = rest[size:]
+	}
+	if keys[key] {
+		return fmt.Errorf("%s: a key is given twice", at)
+	}
+	keys[key] = true
+	return nil
+}
+
+func zeroKey(k protoreflect.Kind) []byte {
+	switch wireType(k) {
+	case protowire.Fixed32Type:
+		return make([]byte, 4)
+	case protowire.Fixed64Type:
+		return make([]byte, 8)
+	}
+	return []byte{0} // a varint zero, or the length of an empty string
+}
+
+func (w *walker) packed(b []byte, f protoreflect.FieldDescriptor, at string) error {
+	typ := wireType(f.Kind())
+	for len(b) > 0 {
+		n := protowire.ConsumeFieldValue(f.Number(), typ, b)
+		if n < 0 {
+			return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+		}
+		if err := scalar(b[:n], f, at); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// scalar checks one value: for lengths, b is what follows the length.
+func scalar(b []byte, f protoreflect.FieldDescriptor, at string) error {
+	switch f.Kind() {
+	case protoreflect.StringKind:
+		if !utf8.Valid(b) {
+			return fmt.Errorf("%s: not UTF-8", at)
+		}
+		return nil
+	case protoreflect.BytesKind:
+		return nil
+	}
+	if wireType(f.Kind()) != protowire.VarintType {
+		return nil // fixed sizes have one form
+	}
+	v, n := protowire.ConsumeVarint(b)
+	if n < 0 {
+		return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+	}
+	if n != protowire.SizeVarint(v) {
+		return fmt.Errorf("%s: its number is longer than need be", at)
+	}
+	fits := true
+	switch f.Kind() {
+	case protoreflect.BoolKind:
+		fits = v <= 1
+	case protoreflect.Int32Kind, protoreflect.EnumKind:
+		fits = int64(v) >= math.MinInt32 && int64(v) <= math.MaxInt32
+	case protoreflect.Uint32Kind, protoreflect.Sint32Kind:
+		fits = v <= math.MaxUint32
+	}
+	if !fits {
+		return fmt.Errorf("%s: number does not fit a %s", at, f.Kind())
+	}
+	if f.Kind() == protoreflect.EnumKind && f.Enum().Values().ByNumber(protoreflect.EnumNumber(int32(v))) == nil {
+		return fmt.Errorf("%s: %s has no value %d", at, f.Enum().Name(), int32(v))
+	}
+	return nil
+}
+
+// negotiated refuses a field that the agreed version does not have and no
+// agreed capability carries. Fields of the protobuf library's own types carry
+// no annotation and belong to every version.
+func (w *walker) negotiated(f protoreflect.FieldDescriptor) error {
+	if err, ok := w.known[f]; ok {
+		return err
+	}
+	err := w.covers(f)
+	w.known[f] = err
+	return err
+}
+
+func (w *walker) covers(f protoreflect.FieldDescriptor) error {
+	a := annotation(f)
+	if a == nil {
+		if f.ParentFile().Package() == "google.protobuf" {
+			return nil
+		}
+		return fmt.Errorf("field carries no governance annotation")
+	}
+	if c := a.GetCapability(); c != "" {
+		if slices.Contains(w.rules.Capabilities, c) {
+			return nil
+		}
+		return fmt.Errorf("needs capability %s, which was not negotiated", c)
+	}
+	if Newer(a.GetSince(), w.rules.Version) {
+		return fmt.Errorf("is since %s, but version %s was negotiated", a.GetSince(), quoted(w.rules.Version))
+	}
+	return nil
+}
+
+func annotation(f protoreflect.FieldDescriptor) *annotationsv1.FieldAnnotations {
+	options := f.Options()
+	if !proto.HasExtension(options, annotationsv1.E_Field) {
+		return nil
+	}
+	a, _ := proto.GetExtension(options, annotationsv1.E_Field).(*annotationsv1.FieldAnnotations)
+	return a
+}
+
+func packable(k protoreflect.Kind) bool {
+	switch k {
+	case protoreflect.StringKind, protoreflect.BytesKind, protoreflect.MessageKind, protoreflect.GroupKind:
+		return false
+	}
+	return true
+}
+
+func wireType(k protoreflect.Kind) protowire.Type {
+	switch k {
+	case protoreflect.Fixed32Kind, protoreflect.Sfixed32Kind, protoreflect.FloatKind:
+		return protowire.Fixed32Type
+	case protoreflect.Fixed64Kind, protoreflect.Sfixed64Kind, protoreflect.DoubleKind:
+		return protowire.Fixed64Type
+	case protoreflect.StringKind, protoreflect.BytesKind, protoreflect.MessageKind:
+		return protowire.BytesType
+	case protoreflect.GroupKind:
+		return protowire.StartGroupType
+	}
+	return protowire.VarintType
+}

@@ -136,7 +136,14 @@ func (s State) check(c Command, r Result) error {
 	}
 	switch c.Kind {
 	case Admit:
-		return missing(r.Admission != nil && r.Admission.BaseRevision != "")
+		if err := missing(r.Admission != nil && r.Admission.BaseRevision != ""); err != nil {
+			return err
+		}
+		if l := r.Admission.Limits; l != nil && (min(l.Revisions, l.Rebases, l.Lost, l.Retries) < 0 ||
+			l.ApprovalWait < 0 || l.ApprovalWait > MaxApprovalWait) {
+			return fmt.Errorf("%w: limits %+v: none may be negative, and approval_wait is at most %s", ErrInvalid, *l, MaxApprovalWait)
+		}
+		return nil
 	case Intake:
 		return missing(r.Task != nil && r.Task.Ref != "")
 	case Resolve:

@@ -86,6 +86,10 @@ type Limits struct {
 	ApprovalWait time.Duration `json:"approval_wait"`
 }
 
+// MaxApprovalWait is the longest ApprovalWait; in nanoseconds it is an integer
+// that canonical JSON holds exactly.
+const MaxApprovalWait = 90 * 24 * time.Hour
+
 // DefaultLimits are used for what an Admission leaves at nil.
 func DefaultLimits() Limits { return Limits{Revisions: 2, Rebases: 5, Lost: 5, Retries: 2} }
 

@@ -1,6 +1,7 @@
 package grant
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -12,30 +13,31 @@ import (
 )
 
 // document is the recorded form of a grant. Integers are strings, as in every
-// canonical document.
+// canonical document. The fields stand in the order of their names, so that
+// encoding one gives the canonical form directly.
 type document struct {
-	ID           string   `json:"id"`
-	Change       string   `json:"change"`
-	WorkUnit     string   `json:"work_unit"`
-	Run          string   `json:"run"`
 	Kind         string   `json:"actor_kind"`
 	Principal    string   `json:"actor_principal"`
 	Vendor       string   `json:"actor_vendor"`
-	Verbs        []string `json:"verbs"`
-	Resources    []string `json:"resources"`
-	Scopes       []string `json:"scopes"`
 	Allowed      []string `json:"allowed_paths"`
-	Denied       []string `json:"denied_paths"`
-	Protected    []string `json:"protected_paths"`
-	Capabilities []string `json:"capabilities"`
-	Egress       []target `json:"egress"`
-	Credentials  []string `json:"credentials"`
 	Actions      string   `json:"budget_actions"`
 	OutputBytes  string   `json:"budget_output_bytes"`
 	Tokens       string   `json:"budget_tokens"`
 	WallNanos    string   `json:"budget_wall_ns"`
-	NotBefore    string   `json:"not_before"`
+	Capabilities []string `json:"capabilities"`
+	Change       string   `json:"change"`
+	Credentials  []string `json:"credentials"`
+	Denied       []string `json:"denied_paths"`
+	Egress       []target `json:"egress"`
 	Expires      string   `json:"expires"`
+	ID           string   `json:"id"`
+	NotBefore    string   `json:"not_before"`
+	Protected    []string `json:"protected_paths"`
+	Resources    []string `json:"resources"`
+	Run          string   `json:"run"`
+	Scopes       []string `json:"scopes"`
+	Verbs        []string `json:"verbs"`
+	WorkUnit     string   `json:"work_unit"`
 }
 
 type target struct {
@@ -60,7 +62,26 @@ func (g Grant) Canonical() ([]byte, error) {
 	for _, e := range g.Egress {
 		d.Egress = append(d.Egress, target(e))
 	}
-	return digest.Canonical(d)
+	return encode(d)
+}
+
+// encode is digest.Canonical for a document whose fields are in order and whose
+// numbers are small; it falls back to it wherever the plain encoding could
+// differ from the canonical one.
+func encode(d document) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(d); err != nil {
+		return nil, fmt.Errorf("encode grant: %w", err)
+	}
+	out := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	for _, escaped := range []string{`\u2028`, `\u2029`, `\ufffd`} {
+		if bytes.Contains(out, []byte(escaped)) {
+			return digest.Canonical(d)
+		}
+	}
+	return out, nil
 }
 
 // Digest names the grant's canonical form. It is "" for a grant that has none,

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/numinance/numinance/internal/core/digest"
 	"github.com/numinance/numinance/internal/core/grant"
 	"github.com/numinance/numinance/internal/core/identity"
 	"github.com/numinance/numinance/internal/core/pathscope"
@@ -222,6 +223,23 @@ func TestDigestIgnoresOrderAndSeesEveryField(t *testing.T) {
 			t.Errorf("%s: same digest", name)
 		}
 	}
+}
+
+// The form that is hashed is canonical whatever the values are.
+func TestCanonicalIsCanonical(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		g := author()
+		g.Actor.Vendor = rapid.String().Draw(t, "vendor")
+		g.Resources = rapid.SliceOf(rapid.String()).Draw(t, "resources")
+		g.Paths.Denied = append(rapid.SliceOf(rapid.String()).Draw(t, "denied"), "a\u2028<&>\x01\xff\x7f")
+		b, err := g.Canonical()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := digest.CheckCanonical(b); err != nil {
+			t.Fatalf("%s: %v", b, err)
+		}
+	})
 }
 
 func TestCanonicalRoundTrip(t *testing.T) {

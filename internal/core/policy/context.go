@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -14,7 +15,8 @@ import (
 
 // facts is the one typed source of every attribute a policy can read. Its JSON
 // names are the attribute names; its canonical JSON is what records keep. No
-// field is optional, so no policy can be skipped for a missing attribute.
+// field is optional, so no policy can be skipped for a missing attribute, but that
+// a verb has no tool and a tool no verb. Keep the fields sorted by name.
 type facts struct {
 	Action    string        `json:"action"`
 	Actor     actorFacts    `json:"actor"`
@@ -197,8 +199,27 @@ func splitHost(s string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// canonical returns the recorded form of f.
-func (f facts) canonical() (json.RawMessage, error) { return digest.Canonical(f) }
+// canonical returns the recorded form of f. The fields of facts stand in the
+// order of their names, so that encoding it gives the canonical form directly;
+// wherever the plain encoding could differ, the canonicaliser does it.
+func (f facts) canonical() (json.RawMessage, error) {
+	if f.Run.Denials < 0 || f.Run.Denials > 1<<53 {
+		return nil, fmt.Errorf("count of denials %d is out of range", f.Run.Denials)
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(f); err != nil {
+		return nil, fmt.Errorf("encode the context: %w", err)
+	}
+	out := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	for _, escaped := range []string{`\u2028`, `\u2029`, `\ufffd`} {
+		if bytes.Contains(out, []byte(escaped)) {
+			return digest.Canonical(f)
+		}
+	}
+	return out, nil
+}
 
 // request turns f into what Cedar evaluates.
 func (f facts) request() (cedar.Request, error) {

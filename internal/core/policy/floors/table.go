@@ -376,7 +376,7 @@ func portsNoTools(r Request) (bool, string) {
 	flat := squash(name)
 	for _, v := range ports.All() {
 		method := squash(v.Method)
-		if flat == method || flat == squash(v.Port)+method || strings.HasSuffix(flat, squash(v.Port)+method) {
+		if flat == method || strings.HasSuffix(flat, squash(v.Port)+method) || strings.HasSuffix(flat, "service"+method) {
 			return true, fmt.Sprintf("%q is the port verb %s, which no model calls", name, v.Name())
 		}
 	}

@@ -97,12 +97,12 @@ func BenchmarkAction(b *testing.B) {
 	}
 }
 
-// BenchmarkObserve is a READ that does not wait for the disk.
-func BenchmarkObserve(b *testing.B) {
+// BenchmarkLazyAction is a READ that does not wait for the disk.
+func BenchmarkLazyAction(b *testing.B) {
 	j := open(b, config(b.TempDir()))
 	for i := 0; b.Loop(); i++ {
 		key := string(entry("k", i).Body)
-		if err := j.Observe(b.Context(), start(key), finish(key), entry("DECISION", i), entry("RESULT", i)); err != nil {
+		if err := observe(b.Context(), j, key, i); err != nil {
 			b.Fatal(err)
 		}
 		if i%1000 == 999 {

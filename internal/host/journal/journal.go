@@ -39,8 +39,9 @@ var (
 
 // Bounds.
 const (
-	// MaxBody is the most bytes one entry's body may have.
-	MaxBody = 256 << 10
+	// MaxBody is the most bytes one entry's body may have: an evidence record
+	// holds it and a little more.
+	MaxBody = 60 << 10
 	// MaxAnswer is the most bytes of an answer that are kept beside its result;
 	// a larger answer goes to the blob store first.
 	MaxAnswer = 64 << 10

@@ -56,7 +56,7 @@ func start(key string) journal.Start {
 func finish(key string) journal.Finish {
 	answer := []byte("answer to " + key)
 	return journal.Finish{
-		Key: key, Grant: "grt-1", Status: "SUCCEEDED", Result: digest.Of(answer), Answer: answer,
+		Key: key, Grant: "grt-1", Status: "SUCCEEDED", Result: digest.Of(answer), Answers: [][]byte{answer},
 		Outcome: []byte(`{}`), Used: journal.Amount{Actions: 1, Output: int64(len(answer)), Wall: time.Second},
 	}
 }
@@ -135,7 +135,7 @@ func TestFencedEpochWritesNothing(t *testing.T) {
 	if _, err := old.Finish(t.Context(), finish("k"), entry("LATE", 2)); !errors.Is(err, journal.ErrFenced) {
 		t.Errorf("finish under the old epoch: %v, want ErrFenced", err)
 	}
-	if spilled, err := old.Deny(t.Context(), entry("LATE", 3)); spilled || !errors.Is(err, journal.ErrFenced) {
+	if spilled, err := old.Deny(t.Context(), "run-1", entry("LATE", 3)); spilled || !errors.Is(err, journal.ErrFenced) {
 		t.Errorf("denial under the old epoch: spilled %v, %v, want ErrFenced", spilled, err)
 	}
 	if old.Healthy() {
@@ -202,23 +202,54 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-func TestFinishRefusesAForeignAnswer(t *testing.T) {
-	j := open(t, config(t.TempDir()))
-	if _, err := j.Start(t.Context(), start("k"), entry("DECISION", 1)); err != nil {
+func TestRunFactsAndSpending(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, config(dir))
+	ctx := t.Context()
+	for range 3 {
+		if _, err := j.Deny(ctx, "run-1", entry("DENIED", 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := j.Start(ctx, start("k"), entry("DECISION", 1)); err != nil {
 		t.Fatal(err)
 	}
 	f := finish("k")
-	f.Answer = []byte("something else")
-	if _, err := j.Finish(t.Context(), f, entry("RESULT", 1)); err == nil {
-		t.Error("an answer that does not have its digest was stored")
+	f.Tainted = "run-1"
+	if _, err := j.Finish(ctx, f, entry("RESULT", 1)); err != nil {
+		t.Fatal(err)
 	}
+	if _, err := j.Spend(ctx, "grt-1", journal.Amount{Actions: 1}, entry("TOOL", 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	j = open(t, config(dir))
+	fact, verbs, err := j.RunFacts(ctx, "run-1")
+	if err != nil || fact != (journal.RunFact{Run: "run-1", Denials: 3, Tainted: true}) || len(verbs) != 1 || verbs[0] != "scm.CreateBranch" {
+		t.Errorf("facts %v, verbs %v, %v", fact, verbs, err)
+	}
+	if fact, verbs, err := j.RunFacts(ctx, "run-2"); err != nil || fact != (journal.RunFact{Run: "run-2"}) || len(verbs) != 0 {
+		t.Errorf("facts of an unknown run %v, verbs %v, %v", fact, verbs, err)
+	}
+	if a, err := j.Spent(ctx, "grt-1"); err != nil || a != f.Used.Add(journal.Amount{Actions: 1}) {
+		t.Errorf("spent %v, %v", a, err)
+	}
+}
+
+func observe(ctx context.Context, j *journal.Journal, key string, n int) error {
+	if err := j.StartLazy(ctx, start(key), entry("READ", n)); err != nil {
+		return err
+	}
+	return j.FinishLazy(ctx, finish(key), entry("ANSWER", n))
 }
 
 func TestLazyWritesReachTheDiskInOrder(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, config(dir))
 	ctx := t.Context()
-	if err := j.Observe(ctx, start("r1"), finish("r1"), entry("READ", 1)); err != nil {
+	if err := observe(ctx, j, "r1", 1); err != nil {
 		t.Fatal(err)
 	}
 	row, ok, err := j.Lookup(ctx, "r1")
@@ -228,36 +259,36 @@ func TestLazyWritesReachTheDiskInOrder(t *testing.T) {
 	if b, ok, err := j.Blob(ctx, finish("r1").Result); err != nil || !ok || string(b) != "answer to r1" {
 		t.Errorf("a lazy answer must be seen at once: %q, %v, %v", b, ok, err)
 	}
-	if err := j.Observe(ctx, start("r1"), finish("r1"), entry("READ", 1)); !errors.Is(err, journal.ErrExists) {
+	if err := observe(ctx, j, "r1", 1); !errors.Is(err, journal.ErrExists) {
 		t.Errorf("same key again: %v, want ErrExists", err)
 	}
 	// A later durable write takes the lazy one to disk before itself.
 	if _, err := j.Start(ctx, start("w"), entry("DECISION", 2)); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(kinds(t, j), " "); got != "READ DECISION" {
+	if got := strings.Join(kinds(t, j), " "); got != "READ ANSWER DECISION" {
 		t.Errorf("journal holds %q, want the READ first", got)
 	}
 	// And without one it gets there by itself.
 	before := time.Now()
-	if err := j.Observe(ctx, start("r2"), finish("r2"), entry("READ", 3)); err != nil {
+	if err := observe(ctx, j, "r2", 3); err != nil {
 		t.Fatal(err)
 	}
 	seen := make(chan time.Duration, 1)
 	sub, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_ = j.Subscribe(sub, 2, sinkFunc(func(e journal.Entry) error {
+	_ = j.Subscribe(sub, 3, sinkFunc(func(e journal.Entry) error {
 		seen <- time.Since(before)
 		return errors.New("enough")
 	}))
 	t.Logf("lazy entry on disk after %v", <-seen)
-	if err := j.Observe(ctx, start("r3"), finish("r3"), entry("READ", 4)); err != nil {
+	if err := observe(ctx, j, "r3", 4); err != nil {
 		t.Fatal(err)
 	}
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(kinds(t, open(t, config(dir))), " "); got != "READ DECISION READ READ" {
+	if got := strings.Join(kinds(t, open(t, config(dir))), " "); got != "READ ANSWER DECISION READ ANSWER READ ANSWER" {
 		t.Errorf("after close the journal holds %q", got)
 	}
 }
@@ -359,7 +390,7 @@ func diskFull(t *testing.T, j *journal.Journal, reopen func() *journal.Journal) 
 	if _, err := j.Start(ctx, start("k"), entry("DECISION", 1)); !errors.Is(err, journal.ErrUnavailable) {
 		t.Errorf("start on a full disk: %v, want ErrUnavailable", err)
 	}
-	if err := j.Observe(ctx, start("r"), finish("r"), entry("READ", 1)); !errors.Is(err, journal.ErrUnavailable) {
+	if err := observe(ctx, j, "r", 1); !errors.Is(err, journal.ErrUnavailable) {
 		t.Errorf("lazy write on a full disk: %v, want ErrUnavailable", err)
 	}
 	huge, err := digest.Canonical(map[string]any{"pad": strings.Repeat("y", 50_000)})
@@ -368,7 +399,7 @@ func diskFull(t *testing.T, j *journal.Journal, reopen func() *journal.Journal) 
 	}
 	denials := []journal.Entry{entry("DENIED", 1), {Change: chg, Kind: "DENIED", Body: huge}, entry("DENIED", 3)}
 	for i, e := range denials {
-		spilled, err := j.Deny(ctx, e)
+		spilled, err := j.Deny(ctx, "run-1", e)
 		if err != nil || !spilled {
 			t.Fatalf("denial %d on a full disk: spilled %v, %v", i, spilled, err)
 		}
@@ -473,7 +504,7 @@ func TestSpillOverflowAndDamageAreCounted(t *testing.T) {
 	}
 	fill(t, j)
 	for i := range journal.SpillSlots + 5 {
-		if spilled, err := j.Deny(t.Context(), padded(t, i)); err != nil || !spilled {
+		if spilled, err := j.Deny(t.Context(), "run-1", padded(t, i)); err != nil || !spilled {
 			t.Fatalf("denial %d: spilled %v, %v", i, spilled, err)
 		}
 	}

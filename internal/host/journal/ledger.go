@@ -57,12 +57,23 @@ type Finish struct {
 	Status string
 	// Result is the digest of the answer, empty if there is none.
 	Result digest.Digest
-	// Answer holds the answer itself if it has at most MaxAnswer bytes.
-	Answer []byte
+	// Answers are kept by their digests, at most MaxAnswer bytes each: the
+	// answer that Result names, if it is small, and what belongs to it.
+	Answers [][]byte
 	// Outcome is what a replay needs beside the answer; canonical JSON.
 	Outcome []byte
 	// Used replaces the reservation in the grant's account.
 	Used Amount
+	// Tainted names the run that has now read untrusted content, if it has.
+	Tainted identity.RunID
+}
+
+// RunFact changes what is known of a run: more denials, or that it has read
+// untrusted content, which stays true.
+type RunFact struct {
+	Run     identity.RunID
+	Denials int64
+	Tainted bool
 }
 
 // Row is one action in the ledger.
@@ -80,6 +91,8 @@ type Row struct {
 	Result              digest.Digest
 	Outcome             []byte
 	StartSeq, FinishSeq int64
+	// Reserve is what the row holds against its grant until it is finished.
+	Reserve Amount
 }
 
 // Start writes the entries (the decision) and the started row in one commit
@@ -93,67 +106,132 @@ func (j *Journal) Start(ctx context.Context, s Start, entries ...Entry) (int64, 
 // settlement in one commit and returns when all are on disk. A key that is not
 // in state started is ErrNotStarted and nothing is written.
 func (j *Journal) Finish(ctx context.Context, f Finish, entries ...Entry) (int64, error) {
-	return j.write(ctx, &Write{Finish: &f, Entries: entries})
+	w := &Write{Finish: &f, Entries: entries}
+	if f.Tainted != "" {
+		w.Run = &RunFact{Run: f.Tainted, Tainted: true}
+	}
+	return j.write(ctx, w)
 }
 
-// Observe records a whole action, decision to result, without waiting for the
-// disk: it is there within 50 ms and before any write queued later. It is for
-// SYNC READs without a credential handle only. Lookup and Blob see it at once.
-// It refuses with ErrUnavailable while the journal is not healthy.
-func (j *Journal) Observe(ctx context.Context, s Start, f Finish, entries ...Entry) error {
+// Spend writes the entries and charges the grant in one commit, for an action
+// that has no row of its own, such as a tool intent.
+func (j *Journal) Spend(ctx context.Context, grant identity.GrantID, used Amount, entries ...Entry) (int64, error) {
+	return j.write(ctx, &Write{Spend: &Spend{Grant: grant, Used: used}, Entries: entries})
+}
+
+// Spend charges a grant.
+type Spend struct {
+	Grant identity.GrantID
+	Used  Amount
+}
+
+// RunFacts returns what is known of a run: its denials, whether it has read
+// untrusted content, and the verbs it has started, in alphabetical order.
+func (j *Journal) RunFacts(ctx context.Context, run identity.RunID) (f RunFact, verbs []string, err error) {
+	f.Run = run
+	err = j.db.QueryRowContext(ctx, `SELECT denials, tainted FROM run_fact WHERE run = ?`, string(run)).Scan(&f.Denials, &f.Tainted)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return f, nil, fmt.Errorf("read the facts of run %s: %w", run, err)
+	}
+	rows, err := j.db.QueryContext(ctx, `SELECT DISTINCT verb FROM ledger WHERE run = ? ORDER BY verb`, string(run))
+	if err != nil {
+		return f, nil, fmt.Errorf("read the facts of run %s: %w", run, err)
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var verb string
+		if err := rows.Scan(&verb); err != nil {
+			return f, nil, fmt.Errorf("read the facts of run %s: %w", run, err)
+		}
+		verbs = append(verbs, verb)
+	}
+	return f, verbs, rows.Err()
+}
+
+// StartLazy is Start that does not wait for the disk: the entries are there
+// within 50 ms and before any write queued later. It is for SYNC READs without a
+// credential handle only. Lookup sees the row at once. It refuses with
+// ErrUnavailable while the journal is not healthy.
+func (j *Journal) StartLazy(ctx context.Context, s Start, entries ...Entry) error {
 	if !j.Healthy() {
-		return fmt.Errorf("observe %s: %w", s.Verb, ErrUnavailable)
+		return fmt.Errorf("start %s: %w", s.Verb, ErrUnavailable)
 	}
-	row := rowOf(s)
-	row.State, row.Status, row.Result, row.Outcome = Finished, f.Status, f.Result, f.Outcome
 	j.mu.Lock()
-	if len(j.rows) >= maxPending {
+	switch _, exists := j.rows[s.Key]; {
+	case exists:
 		j.mu.Unlock()
-		return fmt.Errorf("observe %s: %w: %d entries wait for the disk", s.Verb, ErrUnavailable, maxPending)
-	}
-	if _, exists := j.rows[s.Key]; exists {
+		return fmt.Errorf("start %s: %w", s.Verb, ErrExists)
+	case len(j.rows) >= maxPending:
 		j.mu.Unlock()
-		return fmt.Errorf("observe %s: %w", s.Verb, ErrExists)
+		return fmt.Errorf("start %s: %w: %d actions wait for the disk", s.Verb, ErrUnavailable, maxPending)
 	}
-	j.rows[s.Key] = row
-	if f.Answer != nil {
-		j.answers[f.Result] = f.Answer
-	}
+	j.rows[s.Key] = rowOf(s)
 	j.mu.Unlock()
-	if err := j.queue(ctx, &op{write: &Write{Start: &s, Finish: &f, Entries: entries}, lazy: true}); err != nil {
-		j.forget(s.Key, f.Result)
-		return fmt.Errorf("observe %s: %w", s.Verb, err)
+	if err := j.queue(ctx, &op{write: &Write{Start: &s, Entries: entries}, lazy: true}); err != nil {
+		j.mu.Lock()
+		delete(j.rows, s.Key)
+		j.mu.Unlock()
+		return fmt.Errorf("start %s: %w", s.Verb, err)
 	}
 	return nil
 }
 
-// forget drops what Observe kept in memory once the disk holds it or will not.
-func (j *Journal) forget(key string, answer digest.Digest) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	delete(j.rows, key)
-	for _, row := range j.rows {
-		if row.Result == answer {
-			return
-		}
+// FinishLazy is Finish for a row of StartLazy. Lookup and Blob see the result
+// at once.
+func (j *Journal) FinishLazy(ctx context.Context, f Finish, entries ...Entry) error {
+	w := &Write{Finish: &f, Entries: entries}
+	if f.Tainted != "" {
+		w.Run = &RunFact{Run: f.Tainted, Tainted: true}
 	}
-	delete(j.answers, answer)
+	if err := j.prepare(w); err != nil {
+		return err
+	}
+	j.mu.Lock()
+	row, ok := j.rows[f.Key]
+	if !ok || row.State != Started {
+		j.mu.Unlock()
+		return fmt.Errorf("finish: %w", ErrNotStarted)
+	}
+	row.State, row.Status, row.Result, row.Outcome, row.Reserve = Finished, f.Status, f.Result, f.Outcome, Amount{}
+	j.rows[f.Key] = row
+	for _, b := range f.Answers {
+		j.answers[digest.Of(b)] = b
+	}
+	j.mu.Unlock()
+	if err := j.queue(ctx, &op{write: w, lazy: true}); err != nil {
+		return fmt.Errorf("finish: %w", err)
+	}
+	return nil
+}
+
+// settled drops what lazy writes kept in memory once the disk holds it. The
+// caller holds mu.
+func (j *Journal) settled(w *Write) {
+	if w.Finish == nil {
+		return
+	}
+	delete(j.rows, w.Finish.Key)
+	for _, b := range w.Finish.Answers {
+		delete(j.answers, digest.Of(b))
+	}
 }
 
 func rowOf(s Start) Row {
 	return Row{
 		Key: s.Key, Change: s.Change, Run: s.Run, Grant: s.Grant, Verb: s.Verb, Action: s.Action,
-		Decision: s.Decision, Request: s.Request, State: Started,
+		Decision: s.Decision, Request: s.Request, State: Started, Reserve: s.Reserve,
 	}
 }
 
-const rowColumns = `key, change, run, grant_id, verb, action, decision, request, state, status, result, outcome, start_seq, finish_seq`
+const rowColumns = `key, change, run, grant_id, verb, action, decision, request, state, status, result, outcome, start_seq, finish_seq,
+	r_actions, r_output, r_tokens, r_wall`
 
 type scanner interface{ Scan(...any) error }
 
 func scanRow(s scanner) (r Row, err error) {
 	err = s.Scan(&r.Key, &r.Change, &r.Run, &r.Grant, &r.Verb, &r.Action, &r.Decision, &r.Request,
-		&r.State, &r.Status, &r.Result, &r.Outcome, &r.StartSeq, &r.FinishSeq)
+		&r.State, &r.Status, &r.Result, &r.Outcome, &r.StartSeq, &r.FinishSeq,
+		&r.Reserve.Actions, &r.Reserve.Output, &r.Reserve.Tokens, &r.Reserve.Wall)
 	return r, err
 }
 

@@ -43,6 +43,7 @@ CREATE TABLE ledger (
 	r_tokens   INTEGER NOT NULL,
 	r_wall     INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX ledger_run ON ledger (run, verb);
 CREATE INDEX ledger_started ON ledger (grant_id) WHERE state = 'started';
 
 CREATE TABLE spent (
@@ -51,6 +52,12 @@ CREATE TABLE spent (
 	output   INTEGER NOT NULL,
 	tokens   INTEGER NOT NULL,
 	wall     INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE run_fact (
+	run     TEXT PRIMARY KEY,
+	denials INTEGER NOT NULL,
+	tainted INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE answer (

@@ -194,20 +194,23 @@ func (s *spill) empty() bool {
 	return s.next == 0 && s.overflow == 0
 }
 
-// Deny records a denial, which must be possible even when nothing else is: in
+// Deny records a denial to a run, which must be possible even when nothing else is: in
 // the journal, or, when that cannot be written, in the spill file, from which
 // it gets into the journal later. spilled tells which. A fenced journal records
 // nothing and returns ErrFenced.
-func (j *Journal) Deny(ctx context.Context, e Entry) (spilled bool, err error) {
-	_, err = j.Append(context.WithoutCancel(ctx), e)
+func (j *Journal) Deny(ctx context.Context, run identity.RunID, entries ...Entry) (spilled bool, err error) {
+	w := &Write{Entries: entries}
+	if run != "" {
+		w.Run = &RunFact{Run: run, Denials: 1}
+	}
+	_, err = j.write(context.WithoutCancel(ctx), w)
 	if !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrFenced) {
 		return false, err
 	}
-	if e.At.IsZero() {
-		e.At = j.now()
-	}
-	if spillErr := j.spill.put(e); spillErr != nil {
-		return false, errors.Join(err, fmt.Errorf("spill the denial: %w", spillErr))
+	for _, e := range entries {
+		if spillErr := j.spill.put(e); spillErr != nil {
+			return false, errors.Join(err, fmt.Errorf("spill the denial: %w", spillErr))
+		}
 	}
 	return true, nil
 }

@@ -15,7 +15,9 @@ import (
 type Write struct {
 	Start   *Start
 	Finish  *Finish
+	Spend   *Spend
 	Revoke  *Revocation
+	Run     *RunFact
 	Entries []Entry
 	// drained is the generation of the spill file that the entries came from.
 	drained int64
@@ -102,11 +104,10 @@ func (j *Journal) prepare(w *Write) error {
 		return fmt.Errorf("start %s: key and request digest must be given", s.Verb)
 	}
 	if f := w.Finish; f != nil {
-		if len(f.Answer) > MaxAnswer {
-			return fmt.Errorf("finish: answer has %d bytes, at most %d", len(f.Answer), MaxAnswer)
-		}
-		if f.Answer != nil && digest.Of(f.Answer) != f.Result {
-			return errors.New("finish: the answer does not have the digest of the result")
+		for _, b := range f.Answers {
+			if len(b) > MaxAnswer {
+				return fmt.Errorf("finish: answer has %d bytes, at most %d", len(b), MaxAnswer)
+			}
 		}
 		if f.Key == "" || f.Status == "" {
 			return errors.New("finish: key and status must be given")
@@ -211,10 +212,7 @@ func (j *Journal) commit(ops []*op) (again []*op) {
 	}
 	j.mu.Lock()
 	for _, o := range ops {
-		if o.lazy {
-			delete(j.rows, o.write.Start.Key)
-			delete(j.answers, o.write.Finish.Result)
-		}
+		j.settled(o.write)
 	}
 	if last > j.last {
 		j.last = last
@@ -230,7 +228,7 @@ type writer struct {
 	conn  *sql.Conn
 	epoch int64
 
-	entry, start, finish, spent, answer, revoke, drained *sql.Stmt
+	entry, start, finish, spent, answer, revoke, drained, fact *sql.Stmt
 }
 
 func newWriter(ctx context.Context, db *sql.DB, epoch int64) (*writer, error) {
@@ -247,7 +245,7 @@ func newWriter(ctx context.Context, db *sql.DB, epoch int64) (*writer, error) {
 		// row to insert.
 		{&w.entry, `INSERT INTO journal (seq, at, epoch, change, kind, action, key, request, body)
 			SELECT ?, ?, epoch, ?, ?, ?, ?, ?, ? FROM lease WHERE epoch = ?`},
-		{&w.start, `INSERT INTO ledger (` + rowColumns + `, r_actions, r_output, r_tokens, r_wall)
+		{&w.start, `INSERT INTO ledger (` + rowColumns + `)
 			SELECT ?, ?, ?, ?, ?, ?, ?, ?, 'started', '', '', x'', ?, 0, ?, ?, ?, ? FROM lease WHERE epoch = ?
 			ON CONFLICT (key) DO NOTHING`},
 		{&w.finish, `UPDATE ledger SET state = 'finished', status = ?, result = ?, outcome = ?, finish_seq = ?,
@@ -257,6 +255,8 @@ func newWriter(ctx context.Context, db *sql.DB, epoch int64) (*writer, error) {
 			tokens = tokens + excluded.tokens, wall = wall + excluded.wall`},
 		{&w.answer, `INSERT INTO answer (digest, body) VALUES (?, ?) ON CONFLICT (digest) DO NOTHING`},
 		{&w.revoke, `INSERT INTO revoked (scope, id) VALUES (?, ?) ON CONFLICT DO NOTHING`},
+		{&w.fact, `INSERT INTO run_fact (run, denials, tainted) VALUES (?, ?, ?)
+			ON CONFLICT (run) DO UPDATE SET denials = denials + excluded.denials, tainted = max(tainted, excluded.tainted)`},
 		{&w.drained, `INSERT INTO spill_drained (generation) VALUES (?)`},
 	} {
 		if *s.stmt, err = conn.PrepareContext(ctx, s.text); err != nil {
@@ -268,7 +268,7 @@ func newWriter(ctx context.Context, db *sql.DB, epoch int64) (*writer, error) {
 
 func (w *writer) close() error {
 	var errs []error
-	for _, s := range []*sql.Stmt{w.entry, w.start, w.finish, w.spent, w.answer, w.revoke, w.drained} {
+	for _, s := range []*sql.Stmt{w.entry, w.start, w.finish, w.spent, w.answer, w.revoke, w.drained, w.fact} {
 		errs = append(errs, s.Close())
 	}
 	return errors.Join(append(errs, w.conn.Close())...)
@@ -341,13 +341,23 @@ func (w *writer) put(ctx context.Context, wr *Write, seq int64) error {
 		if n == 0 {
 			return fmt.Errorf("finish: %w", ErrNotStarted)
 		}
-		if _, err := w.exec(ctx, w.spent, string(f.Grant), f.Used.Actions, f.Used.Output, f.Used.Tokens, int64(f.Used.Wall)); err != nil {
+		if err := w.spend(ctx, Spend{f.Grant, f.Used}); err != nil {
 			return err
 		}
-		if f.Answer != nil {
-			if _, err := w.exec(ctx, w.answer, string(f.Result), f.Answer); err != nil {
+		for _, b := range f.Answers {
+			if _, err := w.exec(ctx, w.answer, string(digest.Of(b)), b); err != nil {
 				return err
 			}
+		}
+	}
+	if wr.Spend != nil {
+		if err := w.spend(ctx, *wr.Spend); err != nil {
+			return err
+		}
+	}
+	if f := wr.Run; f != nil {
+		if _, err := w.exec(ctx, w.fact, string(f.Run), f.Denials, f.Tainted); err != nil {
+			return err
 		}
 	}
 	if r := wr.Revoke; r != nil {
@@ -371,6 +381,11 @@ func (w *writer) put(ctx context.Context, wr *Write, seq int64) error {
 		}
 	}
 	return nil
+}
+
+func (w *writer) spend(ctx context.Context, s Spend) error {
+	_, err := w.exec(ctx, w.spent, string(s.Grant), s.Used.Actions, s.Used.Output, s.Used.Tokens, int64(s.Used.Wall))
+	return err
 }
 
 func (w *writer) exec(ctx context.Context, s *sql.Stmt, args ...any) (int64, error) {

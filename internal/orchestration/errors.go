@@ -6,38 +6,10 @@ import (
 	"fmt"
 
 	"github.com/numinance/numinance/internal/core/change"
-	"github.com/numinance/numinance/internal/core/digest"
 )
 
-// Error is an error of a step that says how the command ended.
-type Error struct {
-	Class  change.Class
-	Reason string
-	// Checkpoint is the last snapshot of a run that ended Lost, Exhausted or
-	// Interrupted.
-	Checkpoint digest.Digest
-	// Action and Ask say which action was escalated, and to whom.
-	Action digest.Digest
-	Ask    string
-	Err    error
-}
-
-// Error says the reason, else the cause.
-func (e *Error) Error() string {
-	switch {
-	case e.Reason == "" && e.Err != nil:
-		return e.Err.Error()
-	case e.Err != nil:
-		return e.Reason + ": " + e.Err.Error()
-	case e.Reason != "":
-		return e.Reason
-	default:
-		return string(e.Class)
-	}
-}
-
-// Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
+// Error is how a step chooses the class of its outcome.
+type Error = change.Fault
 
 // ErrUnknownChange: no Change has this id.
 var ErrUnknownChange = errors.New("no such change")
@@ -53,16 +25,14 @@ func outcome(ctx context.Context, c change.Command, r change.Result, err error) 
 	}
 	e.Result = change.Result{}
 	e.Reason = cut(fmt.Sprintf("%s: %v", c.Kind, err))
-	e.Class = change.Infrastructure
 	var typed *Error
 	switch {
 	case errors.As(err, &typed):
 		e.Class = typed.Class
 		e.Result.Checkpoint, e.Result.Action, e.Result.Ask = typed.Checkpoint, typed.Action, typed.Ask
+		e.Result.PullRequest = typed.PullRequest
 	default:
-		if class, found := classify(err, &e.Result); found {
-			e.Class = class
-		}
+		e.Class = classify(err, &e.Result)
 	}
 	// Whatever a call made of it, the cause was the cancel that comes next. A
 	// lost run stays lost: its effects are in doubt.

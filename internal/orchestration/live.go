@@ -148,7 +148,7 @@ func (r *Runner) perform(ctx context.Context, j Job, look func() bool) answer {
 	}
 	began := r.c.Now()
 	r.observe(Progress{Change: j.State.ID, Status: j.State.Status, Step: j.Command.Step()})
-	result, err := carryOut(ctx, r.c.Steps, j)
+	result, err := settle(ctx, r.c.Steps, j)
 	e := outcome(ctx, j.Command, result, err)
 	e.At = stamp(r.c.Now())
 	r.observe(Progress{

@@ -77,6 +77,9 @@ func (s State) outcome(e Event) (State, error) {
 	if cp := e.Result.Checkpoint; cp != "" {
 		s.setCheckpoint(c.Unit, cp)
 	}
+	if pr := e.Result.PullRequest; e.Class != OK && pr != nil && s.PullRequest.ID == "" {
+		s.PullRequest = *pr // it exists although the command failed: it is closed
+	}
 	switch e.Class {
 	case OK:
 		s.succeeded(c, e)
@@ -92,6 +95,12 @@ func (s State) outcome(e Event) (State, error) {
 		default:
 			s.windDown(Failed, Failure{Infrastructure, reason(e.Reason, "infrastructure failed"), c.ID}, e.At)
 		}
+	case Broken:
+		if s.windingDown(c) {
+			s.escalate(Escalation{Reason: reason(e.Reason, "cleaning up failed"), Retry: []Command{c}}, e.At)
+			break
+		}
+		s.windDown(Failed, Failure{Broken, reason(e.Reason, "failed for good"), c.ID}, e.At)
 	case Lost:
 		if s.Lost++; s.Lost > s.Limits.Lost {
 			s.windDown(Failed, Failure{Infrastructure, reason(e.Reason, "run lost too often"), c.ID}, e.At)

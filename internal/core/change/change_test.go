@@ -348,6 +348,19 @@ func TestDeniedCommandRefusesTheChange(t *testing.T) {
 	}
 }
 
+func TestPullRequestOfAFailedCommandIsClosed(t *testing.T) {
+	s := until(t, change.Propose("chg-a", request(), start), open(change.OpenPullRequest))
+	e := bad(s, s.Open[0], change.Broken, "done without evidence pr-ref")
+	e.Result.PullRequest = &change.PullRequest{ID: "7", Head: s.Candidate.Head}
+	s = until(t, must(t, s, e), open(change.Compensate))
+	if s.PullRequest.ID != "7" || !open(change.Compensate)(s) {
+		t.Fatalf("%s, open %v: want pull request 7 to be closed", s.Status, s.Open)
+	}
+	if s = until(t, s, never); s.Status != change.Failed {
+		t.Fatalf("ended %s", s.Status)
+	}
+}
+
 func TestCleaningUpIsNeverSkipped(t *testing.T) {
 	s := until(t, change.Propose("chg-a", request(), start), open(change.Execute))
 	s = must(t, s, change.Event{Kind: change.CancelRequested, At: s.Updated, By: "human:alice"})
@@ -436,7 +449,7 @@ func draw(t *rapid.T, s change.State) change.Event {
 	}
 	e := bad(s, c, rapid.SampledFrom([]change.Class{
 		change.Denied, change.Escalate, change.Exhausted, change.Unverified,
-		change.Infrastructure, change.Lost, change.Interrupted, "nonsense",
+		change.Infrastructure, change.Broken, change.Lost, change.Interrupted, "nonsense",
 	}).Draw(t, "class"), "")
 	e.At = at
 	if e.Class == change.Escalate && rapid.Bool().Draw(t, "by action") {

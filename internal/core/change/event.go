@@ -36,6 +36,9 @@ const (
 	Unverified Class = "unverified"
 	// Infrastructure: something below us broke.
 	Infrastructure Class = "infrastructure"
+	// Broken: it failed in a way that trying again does not mend, such as an
+	// effect without its evidence.
+	Broken Class = "broken"
 	// Lost: the run is in doubt and starts anew from its last checkpoint.
 	Lost Class = "lost"
 	// Interrupted: the command was cut off by an event that comes next.

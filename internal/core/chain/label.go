@@ -54,6 +54,9 @@ const (
 	LeafMismatch Label = "leaf_mismatch"
 	// AnchorMissing: the last head has no entry in the log.
 	AnchorMissing Label = "anchor_missing"
+	// AnchorLate: no head was in the log by the time of a checkpoint that the
+	// Change itself left elsewhere.
+	AnchorLate Label = "anchor_late"
 	// LogForeign: the checkpoint is not one of a trusted log.
 	LogForeign Label = "log_foreign"
 	// CheckpointMalformed: the checkpoint has not the C2SP form.
@@ -109,4 +112,39 @@ func LabelOf(err error) Label {
 		return f.Label
 	}
 	return ""
+}
+
+// Labels returns every label there is.
+func Labels() []Label {
+	return []Label{
+		NotCanonical,
+		MalformedRecord,
+		WrongChange,
+		ReceiptChainGap,
+		SequenceRepeated,
+		Fork,
+		BindingFailed,
+		RecordAfterTerminal,
+		TerminalLength,
+		TerminalMissing,
+		TailTruncated,
+		ChainMissing,
+		HeadMissing,
+		HeadMalformed,
+		HeadMismatch,
+		VerifierKeyUntrusted,
+		SignatureInvalid,
+		LeafMalformed,
+		LeafMismatch,
+		AnchorMissing,
+		AnchorLate,
+		LogForeign,
+		CheckpointMalformed,
+		CheckpointRollback,
+		CheckpointInconsistent,
+		ConsistencyMissing,
+		InclusionFailed,
+		WitnessMissing,
+		BundleMalformed,
+	}
 }

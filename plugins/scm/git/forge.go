@@ -1,0 +1,259 @@
+package git
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Forge is the code host. Beside the plugin, which serves it, the owner of the
+// data directory may use it for what no verb does: protect a branch, enter a
+// review, report a check. It is safe for concurrent use, also by several
+// processes.
+type Forge struct {
+	dir   string
+	repos map[string]*repository
+}
+
+// repository is one repository of the forge. Reads need no lock: refs and
+// state files are replaced as a whole.
+type repository struct {
+	config RepositoryConfig
+	git    command
+	state  string // directory of pull requests, reviews, checks and protection
+
+	mu sync.Mutex // held by writers, with the file lock
+}
+
+// Open returns the forge that keeps its repositories in dataDir, which must
+// exist. A repository whose mirror is not there yet answers UNAVAILABLE.
+func Open(ctx context.Context, dataDir string, c Config) (*Forge, error) {
+	if !filepath.IsAbs(dataDir) {
+		return nil, fmt.Errorf("open forge: data directory %q is not an absolute path", dataDir)
+	}
+	if info, err := os.Stat(dataDir); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("open forge: data directory %q is not there", dataDir)
+	}
+	if err := checkGit(ctx); err != nil {
+		return nil, fmt.Errorf("open forge: %w", err)
+	}
+	f := &Forge{dir: dataDir, repos: map[string]*repository{}}
+	for _, rc := range c.Repositories {
+		if rc.Name == "" || len(rc.Name) > 256 {
+			return nil, fmt.Errorf("open forge: repository name %q: 1 to 256 bytes", rc.Name)
+		}
+		if f.repos[rc.Name] != nil {
+			return nil, fmt.Errorf("open forge: repository %q is configured twice", rc.Name)
+		}
+		for branch, p := range rc.Protection {
+			if err := p.check(branch); err != nil {
+				return nil, fmt.Errorf("open forge: repository %q: %w", rc.Name, err)
+			}
+		}
+		f.repos[rc.Name] = &repository{
+			config: rc,
+			git:    command{dir: Directory(dataDir, rc.Name)},
+			state:  filepath.Join(dataDir, escape(rc.Name)+".forge"),
+		}
+	}
+	return f, nil
+}
+
+// checkGit wants a git that can merge without a work tree.
+func checkGit(ctx context.Context) error {
+	version, err := command{}.line(ctx, "version")
+	if err != nil {
+		return err
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(version, "git version %d.%d", &major, &minor); err != nil || major < 2 || major == 2 && minor < 38 {
+		return fmt.Errorf("%s is too old: install git 2.38 or newer", version)
+	}
+	return nil
+}
+
+// repository returns one that can be read.
+func (f *Forge) repository(name string) (*repository, error) {
+	r := f.repos[name]
+	if r == nil {
+		return nil, status.Errorf(codes.NotFound, "no repository %q", name)
+	}
+	switch _, err := os.Stat(filepath.Join(r.git.dir, "HEAD")); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, status.Errorf(codes.Unavailable, "repository %q has not been imported yet", name)
+	case err != nil:
+		return nil, status.Errorf(codes.Unavailable, "repository %q cannot be read: %v", name, err)
+	}
+	return r, nil
+}
+
+// lock admits one writer at a time, in this process and in others.
+func (r *repository) lock() (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Join(r.state, "pulls"), 0o700); err != nil {
+		return nil, fmt.Errorf("lock repository: %w", err)
+	}
+	r.mu.Lock()
+	file, err := os.OpenFile(filepath.Join(r.state, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		if err = unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
+			file.Close()
+		}
+	}
+	if err != nil {
+		r.mu.Unlock()
+		return nil, fmt.Errorf("lock repository: %w", err)
+	}
+	return func() {
+		file.Close() // gives the file lock back
+		r.mu.Unlock()
+	}, nil
+}
+
+// write is lock for a repository that takes writes.
+func (f *Forge) write(name string) (*repository, func(), error) {
+	r, err := f.repository(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if r.config.Archived {
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "repository %q is archived", name)
+	}
+	unlock, err := r.lock()
+	if err != nil {
+		return nil, nil, failed("write", err)
+	}
+	return r, unlock, nil
+}
+
+// tip returns the commit at a branch's tip; ok is false if there is no such
+// branch.
+func (r *repository) tip(ctx context.Context, branch string) (revision string, ok bool, err error) {
+	revision, err = r.git.line(ctx, "rev-parse", "--verify", "--quiet", "--end-of-options", "refs/heads/"+branch)
+	switch {
+	case exited(err, 1):
+		return "", false, nil
+	case err != nil:
+		return "", false, failed("read branch", err)
+	case !revisionPattern.MatchString(revision):
+		return "", false, status.Errorf(codes.Internal, "read branch: git answers %q", revision)
+	}
+	return revision, true, nil
+}
+
+func (r *repository) mustTip(ctx context.Context, branch string) (string, error) {
+	revision, ok, err := r.tip(ctx, branch)
+	if err == nil && !ok {
+		err = status.Errorf(codes.NotFound, "no branch %q", branch)
+	}
+	return revision, err
+}
+
+// mustCommit refuses what is no commit of the repository.
+func (r *repository) mustCommit(ctx context.Context, revision string) error {
+	kind, err := r.git.line(ctx, "cat-file", "-t", revision)
+	if err != nil || kind != "commit" {
+		if ctx.Err() != nil {
+			return failed("read revision", ctx.Err())
+		}
+		return status.Errorf(codes.NotFound, "no revision %s", revision)
+	}
+	return nil
+}
+
+func (r *repository) defaultBranch(ctx context.Context) (string, error) {
+	ref, err := r.git.line(ctx, "symbolic-ref", "--quiet", "HEAD")
+	if err != nil {
+		return "", failed("read default branch", err)
+	}
+	return strings.TrimPrefix(ref, "refs/heads/"), nil
+}
+
+// move makes a branch stand at revision if it stands at old; an empty old means
+// that it must not exist.
+func (r *repository) move(ctx context.Context, branch, revision, old string) error {
+	if old == "" {
+		old = strings.Repeat("0", len(revision))
+	}
+	err := r.git.run(ctx, nil, &capped{}, "update-ref", "--no-deref", "--end-of-options", "refs/heads/"+branch, revision, old)
+	if err == nil {
+		return nil
+	}
+	now, ok, tipErr := r.tip(ctx, branch)
+	switch {
+	case tipErr != nil:
+		return tipErr
+	case ok && now == revision:
+		return nil
+	case ok && now != old:
+		return status.Errorf(codes.FailedPrecondition, "branch %q moved to %s", branch, now)
+	case !ok:
+		// A branch "a" and a branch "a/b" cannot both be.
+		return status.Errorf(codes.FailedPrecondition, "branch %q cannot be made: %v", branch, err)
+	}
+	return failed("move branch", err)
+}
+
+// saveJSON replaces a file; after a crash it holds the old or the new state.
+func saveJSON(path string, v any) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", " ")
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	return writeDurable(path, b.Bytes(), 0o600)
+}
+
+// loadJSON reports false if there is no file.
+func loadJSON(path string, v any) (bool, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		return false, fmt.Errorf("%s is damaged: %w", filepath.Base(path), err)
+	}
+	return true, nil
+}
+
+func writeDurable(path string, content []byte, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

@@ -382,6 +382,7 @@ func TestDefaultSetLoads(t *testing.T) {
 func FuzzValidate(f *testing.F) {
 	for _, name := range []string{"KnowledgeConnection/confluence-eng.yaml", "Organization/example.yaml", "Policy/no-friday-migrations.yaml", "PluginManifest/sample-knowledge.yaml"} {
 		f.Add(example(f, name))
+		validate(map[string]string{"x.yaml": example(f, name)}) // what is built once is built before the first input
 	}
 	f.Add("a: &a [*a, *a]\n")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -68,7 +68,7 @@ var (
 // that does not exist is an error here and not a skipped rule later. A permit
 // cannot name a reserved scope (P-210). No files is a set that denies all.
 func Load(files map[string][]byte) (*Engine, error) {
-	m, err := newModel()
+	m, err := shared()
 	if err != nil {
 		return nil, err
 	}

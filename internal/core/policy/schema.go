@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"strings"
+	"sync"
 
 	"github.com/cedar-policy/cedar-go"
 	"github.com/cedar-policy/cedar-go/x/exp/schema"
@@ -88,6 +89,10 @@ type model struct {
 	actions   cedar.EntityMap                       // every action and group with its parents
 	parents   map[cedar.EntityUID][]cedar.EntityUID // action -> its groups
 }
+
+// shared is the one model: the schema follows from the contract alone, so it is
+// read once and never changes.
+var shared = sync.OnceValues(newModel)
 
 func newModel() (*model, error) {
 	var s schema.Schema

@@ -105,6 +105,7 @@ func TestDefaultPermitsTheLifeOfAChange(t *testing.T) {
 	steps := []policy.Request{
 		verb(t, ports.CallerProfile, runner, "scm.GetRepository", "Admitted"),
 		verb(t, ports.CallerChange, runner, "ticketing.GetIssue", "Proposed"),
+		verb(t, ports.CallerChange, runner, "ticketing.CommentOnIssue", "Releasing"),
 		verb(t, ports.CallerKnowledge, runner, "knowledge.Search", "Resolving"),
 		verb(t, ports.CallerKnowledge, runner, "knowledge.Fetch", "Resolving"),
 		verb(t, ports.CallerKnowledge, runner, "scm.GetFile", "Resolving"),

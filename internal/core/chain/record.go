@@ -194,3 +194,7 @@ func terminalLength(r Record) (uint64, error) {
 	}
 	return n, nil
 }
+
+// ValidKind reports whether s can be a record's kind: a letter, then at most 63
+// letters, digits, '_', '.' and '-'.
+func ValidKind(s string) bool { return kindPattern.MatchString(s) }

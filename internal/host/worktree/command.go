@@ -32,6 +32,9 @@ const (
 type command struct {
 	gitDir string
 	env    []string
+	// magic leaves pathspec magic on, for the one command that refuses to run
+	// without; its paths must begin with "./".
+	magic bool
 }
 
 // settings are given on the command line, which overrides every file.
@@ -64,7 +67,10 @@ func (c command) prepare(ctx context.Context, args []string) (*exec.Cmd, *capped
 	if err != nil {
 		return nil, nil, fmt.Errorf("git is not installed: install git 2.38 or newer: %w", err)
 	}
-	all := []string{"--no-pager", "--no-replace-objects", "--literal-pathspecs"}
+	all := []string{"--no-pager", "--no-replace-objects"}
+	if !c.magic {
+		all = append(all, "--literal-pathspecs")
+	}
 	for _, s := range settings {
 		all = append(all, "-c", s)
 	}

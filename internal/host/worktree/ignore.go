@@ -18,6 +18,7 @@ type ignoreRules struct {
 	in     io.WriteCloser
 	out    *bufio.Reader
 	wait   func() error
+	stderr *capped
 	cancel context.CancelFunc
 	dir    string
 }
@@ -47,8 +48,8 @@ func (r *ignoreRules) start(ctx context.Context, s *Store, base []Entry) error {
 		return err
 	}
 	ctx, r.cancel = context.WithCancel(ctx)
-	git := command{gitDir: repository, env: []string{"GIT_WORK_TREE=" + tree}}
-	cmd, _, err := git.prepare(ctx, []string{"-C", tree, "-c", "core.bare=false", "check-ignore", "--no-index", "--stdin", "-z", "--verbose", "--non-matching"})
+	git := command{gitDir: repository, env: []string{"GIT_WORK_TREE=" + tree}, magic: true}
+	cmd, stderr, err := git.prepare(ctx, []string{"-C", tree, "-c", "core.bare=false", "check-ignore", "--no-index", "--stdin", "-z", "--verbose", "--non-matching"})
 	if err != nil {
 		return err
 	}
@@ -63,7 +64,7 @@ func (r *ignoreRules) start(ctx context.Context, s *Store, base []Entry) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	r.wait = cmd.Wait
+	r.wait, r.stderr = cmd.Wait, stderr
 	return nil
 }
 
@@ -111,7 +112,7 @@ func (s *Store) writeIgnoreFiles(ctx context.Context, tree string, base []Entry)
 
 // ignores reports whether the base's rules ignore the untracked path.
 func (r *ignoreRules) ignores(name string) (bool, error) {
-	if _, err := io.WriteString(r.in, name+"\x00"); err != nil {
+	if _, err := io.WriteString(r.in, "./"+name+"\x00"); err != nil {
 		return false, fmt.Errorf("ask for the ignore rules of %q: %w", name, err)
 	}
 	// Source, line, pattern, path; the first three are empty without a match.
@@ -119,14 +120,22 @@ func (r *ignoreRules) ignores(name string) (bool, error) {
 	for i := range fields {
 		text, err := r.out.ReadString(0)
 		if err != nil {
-			return false, fmt.Errorf("read the ignore rules of %q: %w", name, err)
+			return false, fmt.Errorf("read the ignore rules of %q: %w: %s", name, err, r.said())
 		}
 		fields[i] = strings.TrimSuffix(text, "\x00")
 	}
-	if fields[3] != name {
+	if fields[3] != "./"+name {
 		return false, fmt.Errorf("read the ignore rules of %q: git answers for %q", name, fields[3])
 	}
 	return fields[2] != "" && !strings.HasPrefix(fields[2], "!"), nil
+}
+
+// said ends the process and returns what it said.
+func (r *ignoreRules) said() string {
+	r.cancel()
+	_ = r.wait()
+	r.wait = nil
+	return strings.TrimSpace(r.stderr.String())
 }
 
 func (r *ignoreRules) close() {

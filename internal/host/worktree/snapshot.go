@@ -28,6 +28,7 @@ var ErrSnapshot = errors.New("snapshot is refused")
 // snapshot reads the tar of a work tree that an untrusted sandbox made. Every
 // name is relative to the work root, written "./a/b".
 type snapshot struct {
+	raw     *ending
 	tar     *tar.Reader
 	limits  limits
 	entries int
@@ -42,7 +43,40 @@ type limits struct {
 }
 
 func newSnapshot(r io.Reader, l limits) *snapshot {
-	return &snapshot{tar: tar.NewReader(r), limits: l, seen: map[string]byte{}}
+	raw := &ending{r: r}
+	return &snapshot{raw: raw, tar: tar.NewReader(raw), limits: l, seen: map[string]byte{}}
+}
+
+// ending notices when the bytes end before the archive does, which the tar
+// reader lets pass between two entries: a cut snapshot would look as if the
+// rest had been deleted.
+type ending struct {
+	r     io.Reader
+	short bool
+}
+
+func (e *ending) Read(p []byte) (int, error) {
+	n, err := e.r.Read(p)
+	if n == 0 && err == io.EOF {
+		e.short = true
+	}
+	return n, err
+}
+
+// end checks that the archive was whole and that only padding follows it.
+func (s *snapshot) end() error {
+	if s.raw.short {
+		return fmt.Errorf("%w: it is cut off", ErrSnapshot)
+	}
+	const maxPadding = 1 << 20
+	padding, err := io.ReadAll(io.LimitReader(s.raw, maxPadding+1))
+	if err != nil {
+		return fmt.Errorf("%w: read to its end: %w", ErrSnapshot, err)
+	}
+	if len(padding) > maxPadding || strings.Trim(string(padding), "\x00") != "" {
+		return fmt.Errorf("%w: something follows its end", ErrSnapshot)
+	}
+	return io.EOF
 }
 
 // item is one checked entry of a snapshot; the root itself is never one.
@@ -61,7 +95,7 @@ func (s *snapshot) next() (item, error) {
 	for {
 		h, err := s.tar.Next()
 		if err == io.EOF {
-			return item{}, io.EOF
+			return item{}, s.end()
 		}
 		if err != nil {
 			return item{}, fmt.Errorf("%w: not a tar: %w", ErrSnapshot, err)

@@ -30,12 +30,16 @@ func listenHost() (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the host socket: %w", err)
 	}
-	// Last, so that at no time another uid than 0 or the adapter's could enter.
-	if err := os.Chmod(bridge.SocketDir, 0o700); err != nil {
-		return nil, fmt.Errorf("close the plugin's socket directory: %w", err)
-	}
-	if err := os.Chown(bridge.SocketDir, bridge.UIDAdapter, bridge.UIDAdapter); err != nil {
-		return nil, fmt.Errorf("give the plugin its socket directory: %w", err)
+	// Owner 0 first: only an owner may set the mode, and PID 1 has no capability
+	// to do so on another's directory.
+	for _, step := range []error{
+		os.Chown(bridge.SocketDir, 0, 0),
+		os.Chmod(bridge.SocketDir, 0o700),
+		os.Chown(bridge.SocketDir, bridge.UIDAdapter, bridge.UIDAdapter),
+	} {
+		if step != nil {
+			return nil, fmt.Errorf("give the plugin its socket directory: %w", step)
+		}
 	}
 	return l, nil
 }

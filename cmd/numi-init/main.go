@@ -18,8 +18,10 @@ import (
 )
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "marker" {
-		printMarker()
+	if len(os.Args) > 1 && os.Args[1] == "seen" {
+		if err := seen(os.Args[2:]); err != nil {
+			fail(err)
+		}
 		return
 	}
 	if len(os.Args) > 1 && os.Args[1] == "limited" {
@@ -38,14 +40,15 @@ func fail(err error) {
 	os.Exit(70)
 }
 
-// printMarker shows the host which work tree this sandbox was started with: a
-// runtime that ignored the tree would have none.
-func printMarker() {
-	b, err := os.ReadFile(bridge.MarkerPath)
-	if err != nil {
-		fail(fmt.Errorf("no work tree was delivered: %w", err))
+// seen shows the provider that what it delivered arrived: a runtime that ignored
+// the work tree would have started an empty sandbox.
+func seen(paths []string) error {
+	for _, p := range paths {
+		if _, err := os.Lstat(p); err != nil {
+			return fmt.Errorf("not delivered: %w", err)
+		}
 	}
-	os.Stdout.Write(b)
+	return nil
 }
 
 func run() error {

@@ -50,7 +50,6 @@ const (
 	HostSocket   = SocketDir + "/host.sock"
 	ToolsDir     = "/opt/numi"
 	InitPath     = ToolsDir + "/init/numi-init"
-	MarkerPath   = "/run/numi-marker"
 	ProxyAddress = "127.0.0.1:3128"
 	ProxyURL     = "http://" + ProxyAddress
 	WorkRoot     = "/workspace"

@@ -7,8 +7,10 @@ package change
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/numinance/numinance/internal/core/digest"
@@ -205,6 +207,37 @@ func Propose(id identity.ChangeID, r Request, at time.Time) State {
 // or waiting state has none. Starting a command twice is harmless: its id, and
 // with it every idempotency key below it, is the same.
 func Next(s State) []Command { return slices.Clone(s.Open) }
+
+// Issued returns every command that was ever opened, in order of their names.
+// It follows from the state alone, so that after a crash nothing of a Change is
+// forgotten.
+func (s State) Issued() []Command {
+	var all []Command
+	for _, key := range slices.Sorted(maps.Keys(s.Attempts)) {
+		kind, rest, _ := strings.Cut(key, "/")
+		unit, rev, _ := strings.Cut(rest, "@")
+		revision, err := strconv.Atoi(rev)
+		if err != nil {
+			continue // no key is written that way
+		}
+		for n := range s.Attempts[key] {
+			all = append(all, newCommand(s.ID, CommandKind(kind), revision, identity.WorkUnitID(unit), n+1))
+		}
+	}
+	return all
+}
+
+// Runs returns the run of every command that was ever opened but those that are
+// open now: what RevokeGrants has to take the authority from.
+func (s State) Runs() []identity.RunID {
+	var runs []identity.RunID
+	for _, c := range s.Issued() {
+		if !slices.ContainsFunc(s.Open, func(o Command) bool { return o.ID == c.ID }) {
+			runs = append(runs, c.Run)
+		}
+	}
+	return runs
+}
 
 // Waiting reports whether only an event from outside moves the Change on.
 func (s State) Waiting() bool { return len(s.Open) == 0 && !s.Status.Terminal() }

@@ -497,6 +497,15 @@ func TestPropertiesOfEveryPath(t *testing.T) {
 			}
 			events = append(events, e)
 			seen(next, s.Open)
+			all := next.Issued()
+			if len(all) != len(issued) || len(next.Runs())+len(next.Open) != len(issued) {
+				t.Fatalf("%d commands were issued, the state knows %d", len(issued), len(all))
+			}
+			for _, c := range all {
+				if issued[c.ID].Run != c.Run || issued[c.ID].Step() != c.Step() {
+					t.Fatalf("the state makes %v of %v", c, issued[c.ID])
+				}
+			}
 			if next.Status.Terminal() && len(change.Next(next)) > 0 {
 				t.Fatalf("terminal %s has commands %v", next.Status, next.Open)
 			}

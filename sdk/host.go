@@ -109,6 +109,36 @@ func (h *Host) ReadBlob(ctx context.Context, ref *pluginv1.BlobRef, limit int64)
 	return io.ReadAll(r)
 }
 
+// ReadDigest returns all bytes with the given digest, verified, for a reference
+// that is a digest alone; RESOURCE_EXHAUSTED if there are more than limit.
+func (h *Host) ReadDigest(ctx context.Context, digest string, limit int64) ([]byte, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := h.client.GetBlob(ctx, &pluginv1.GetBlobRequest{Digest: digest})
+	if err != nil {
+		return nil, err
+	}
+	var all []byte
+	for {
+		m, err := stream.Recv()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if int64(len(all)+len(m.GetChunk())) > limit {
+			return nil, status.Errorf(codes.ResourceExhausted, "blob %s has more than %d bytes", digest, limit)
+		}
+		all = append(all, m.GetChunk()...)
+	}
+	sum := sha256.Sum256(all)
+	if "sha256:"+hex.EncodeToString(sum[:]) != digest {
+		return nil, status.Errorf(codes.DataLoss, "the bytes of blob %s do not match its digest", digest)
+	}
+	return all, nil
+}
+
 // PutBlob stores what r yields, within the run's quota, and returns its
 // reference with the given media type.
 func (h *Host) PutBlob(ctx context.Context, r io.Reader, mediaType string) (*pluginv1.BlobRef, error) {

@@ -42,10 +42,10 @@ func (s Scope) Check(path string) (ok bool, reason string) {
 	if entry, why := firstMatch(builtin(), folded); why != "" {
 		return false, fmt.Sprintf("%q %s %q, which is always protected", path, why, entry)
 	}
-	if entry, why := firstMatch(s.Protected, folded); why != "" {
+	if entry, why := firstMatch(guards(s.Protected), folded); why != "" {
 		return false, fmt.Sprintf("%q %s %q, which is protected", path, why, entry)
 	}
-	if entry, why := firstMatch(s.Denied, folded); why != "" {
+	if entry, why := firstMatch(guards(s.Denied), folded); why != "" {
 		return false, fmt.Sprintf("%q %s %q, which is denied", path, why, entry)
 	}
 	for _, entry := range s.Allowed {
@@ -68,7 +68,7 @@ func (s Scope) IsProtected(path string) bool {
 		return true
 	}
 	folded := fold(path)
-	return within(builtin(), folded) || within(s.Protected, folded)
+	return within(builtin(), folded) || within(guards(s.Protected), folded)
 }
 
 // HoldsProtected reports whether a protected entry could lie below path, so
@@ -79,10 +79,9 @@ func (s Scope) HoldsProtected(path string) bool {
 		return true
 	}
 	folded := fold(path)
-	for _, list := range [][]string{builtin(), s.Protected} {
-		for _, entry := range list {
-			p, err := parse(entry, true)
-			if err != nil || p.isBelow(folded) {
+	for _, list := range [][]guard{builtin(), guards(s.Protected)} {
+		for _, g := range list {
+			if g.err != nil || g.pattern.isBelow(folded) {
 				return true
 			}
 		}
@@ -154,24 +153,23 @@ func union(a, b []string) []string {
 
 // firstMatch returns the first entry that path is, lies below, or would
 // replace as a whole. A malformed entry matches everything.
-func firstMatch(entries []string, folded string) (entry, why string) {
-	for _, entry := range entries {
-		p, err := parse(entry, true)
+func firstMatch(list []guard, folded string) (entry, why string) {
+	for _, g := range list {
 		switch {
-		case err != nil:
-			return entry, "cannot be checked against the malformed entry"
-		case p.refuses(folded):
-			return entry, "is within"
-		case p.isBelow(folded):
-			return entry, "holds"
+		case g.err != nil:
+			return g.entry, "cannot be checked against the malformed entry"
+		case g.pattern.refuses(folded):
+			return g.entry, "is within"
+		case g.pattern.isBelow(folded):
+			return g.entry, "holds"
 		}
 	}
 	return "", ""
 }
 
-func within(entries []string, folded string) bool {
-	for _, entry := range entries {
-		if p, err := parse(entry, true); err != nil || p.refuses(folded) {
+func within(list []guard, folded string) bool {
+	for _, g := range list {
+		if g.err != nil || g.pattern.refuses(folded) {
 			return true
 		}
 	}

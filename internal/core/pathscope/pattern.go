@@ -15,10 +15,29 @@ const (
 	formEnding             // "**/*.cedar": names with this ending at any depth
 )
 
-// pattern is one parsed entry; text has no trailing slash and no stars.
+// pattern is one parsed entry; text has no trailing slash and no stars. folded
+// is text as the wide match compares it; only deep parsing fills it in.
 type pattern struct {
-	form form
-	text string
+	form   form
+	text   string
+	folded string
+}
+
+// guard is one denied or protected entry, ready to match. A malformed entry
+// has err and matches everything.
+type guard struct {
+	entry   string
+	pattern pattern
+	err     error
+}
+
+func guards(entries []string) []guard {
+	out := make([]guard, len(entries))
+	for i, entry := range entries {
+		p, err := parse(entry, true)
+		out[i] = guard{entry, p, err}
+	}
+	return out
 }
 
 // parse reads one entry; deep entries ("**/…") are only taken where a wider
@@ -53,6 +72,12 @@ func parse(entry string, deep bool) (pattern, error) {
 	if err := CheckPath(p.text); err != nil {
 		return pattern{}, err
 	}
+	if deep {
+		p.folded = fold(p.text)
+		if p.form == formEnding {
+			p.folded = strings.ToLower(p.text)
+		}
+	}
 	return p, nil
 }
 
@@ -77,19 +102,16 @@ func (p pattern) refuses(folded string) bool {
 	case formAll:
 		return true
 	case formFile, formDir:
-		text := fold(p.text)
-		return folded == text || strings.HasPrefix(folded, text+"/")
+		return folded == p.folded || strings.HasPrefix(folded, p.folded) && folded[len(p.folded)] == '/'
 	case formName:
-		text := fold(p.text)
 		for segment := range strings.SplitSeq(folded, "/") {
-			if segment == text {
+			if segment == p.folded {
 				return true
 			}
 		}
 	case formEnding:
-		text := strings.ToLower(p.text)
 		for segment := range strings.SplitSeq(folded, "/") {
-			if strings.HasSuffix(segment, text) {
+			if strings.HasSuffix(segment, p.folded) {
 				return true
 			}
 		}
@@ -99,7 +121,8 @@ func (p pattern) refuses(folded string) bool {
 
 // isBelow reports whether the entry lies strictly below a folded path.
 func (p pattern) isBelow(folded string) bool {
-	return (p.form == formFile || p.form == formDir) && strings.HasPrefix(fold(p.text), folded+"/")
+	return (p.form == formFile || p.form == formDir) && len(p.folded) > len(folded) &&
+		strings.HasPrefix(p.folded, folded) && p.folded[len(folded)] == '/'
 }
 
 // coversAllowed reports whether everything that other allows p allows too.

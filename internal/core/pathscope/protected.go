@@ -1,5 +1,7 @@
 package pathscope
 
+import "sync"
+
 // Default returns the entries that are protected in every scope, whatever
 // documents say: version control's own state, policy, CI and workflow
 // definitions, code ownership and IAM (H-045). Documents add to it and cannot
@@ -24,4 +26,5 @@ func Default() []string {
 	}
 }
 
-func builtin() []string { return Default() }
+// builtin is Default, ready to match; it is parsed once and never changes.
+var builtin = sync.OnceValue(func() []guard { return guards(Default()) })

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -331,6 +332,29 @@ func TestDecideIsPureAndReplays(t *testing.T) {
 		if effect, _, err := e.Replay([]byte(cut)); err == nil || effect != policy.Deny {
 			t.Errorf("%s: a context without an attribute was replayed: %s", r.Action(), effect)
 		}
+	}
+}
+
+func TestDecisionRoundTripsAsJSON(t *testing.T) {
+	for _, want := range []policy.Decision{
+		shipped(t).Decide(verb(t, ports.CallerRelease, release, "scm.MergePullRequest", "Releasing")),
+		shipped(t).Decide(tool(t, author, "Executing", policy.Tool{Name: "merge"})),
+	} {
+		b, err := json.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got policy.Decision
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	}
+	var e policy.Effect = policy.Allow
+	if err := json.Unmarshal([]byte(`"yes"`), &e); err == nil || e != policy.Deny {
+		t.Errorf("an unknown effect reads as %s, %v", e, err)
 	}
 }
 

@@ -53,6 +53,25 @@ func (e Effect) String() string {
 	return "deny"
 }
 
+// MarshalText writes the effect as String does.
+func (e Effect) MarshalText() ([]byte, error) { return []byte(e.String()), nil }
+
+// UnmarshalText reads "deny", "allow" or "escalate"; anything else is an error
+// and leaves a denial.
+func (e *Effect) UnmarshalText(text []byte) error {
+	*e = Deny
+	switch string(text) {
+	case "deny":
+	case "allow":
+		*e = Allow
+	case "escalate":
+		*e = Escalate
+	default:
+		return fmt.Errorf("effect %q: want deny, allow or escalate", text)
+	}
+	return nil
+}
+
 // Layers that give reasons. Dispatch adds its own ("ledger", "budget").
 const (
 	LayerStrict   = "strict"   // the request itself is malformed or unknown
@@ -87,7 +106,7 @@ func (r Reason) String() string {
 // was too malformed to have one.
 type Decision struct {
 	ID      identity.DecisionID `json:"id"`
-	Effect  Effect              `json:"-"`
+	Effect  Effect              `json:"effect"`
 	Reasons []Reason            `json:"reasons"`
 	Policy  digest.Digest       `json:"policy"`
 	Grant   digest.Digest       `json:"grant"`

@@ -18,9 +18,9 @@ import (
 const (
 	page       = 256     // entries of one drain, and records of one append
 	appendSize = 2 << 20 // bytes of one append
-	// maxInline is the largest body a record holds itself; a larger one is kept
-	// as a blob that the record names.
-	maxInline = 32 << 10
+	// maxInline is the largest body a record holds itself, the journal's own
+	// bound; a larger one is kept as a blob that the record names.
+	maxInline = journal.MaxBody
 	// maxChains bounds how many chains' heads are remembered.
 	maxChains = 4096
 )
@@ -160,19 +160,15 @@ func (e *Evidence) take(ctx context.Context, entries []journal.Entry) error {
 		if entry.Seq <= s.through {
 			continue // stored before a crash
 		}
-		record, err := e.record(ctx, s.head, entry)
+		raw, head, err := e.record(ctx, s.head, entry)
 		if err != nil {
-			return err
+			return fmt.Errorf("entry %d: %w", entry.Seq, err)
 		}
 		b := batches[s.head.Change]
 		if b == nil {
 			b = &batch{first: s.head.Length + 1}
 			batches[s.head.Change] = b
 			order = append(order, s.head.Change)
-		}
-		raw, head, err := chain.Append(s.head, record)
-		if err != nil {
-			return fmt.Errorf("entry %d: %w", entry.Seq, err)
 		}
 		b.records = append(b.records, raw)
 		s.head, s.through = head, entry.Seq
@@ -233,9 +229,9 @@ type entryBody struct {
 	Seq     string          `json:"journal_seq"`
 }
 
-// record turns an entry into what its chain records. Nothing in an entry can
-// stop the drain: what does not fit is kept as a blob and named by digest.
-func (e *Evidence) record(ctx context.Context, h chain.Head, entry journal.Entry) (chain.Entry, error) {
+// record turns an entry into the next record of its chain. Nothing in an entry
+// can stop the drain: what does not fit is kept as a blob and named by digest.
+func (e *Evidence) record(ctx context.Context, h chain.Head, entry journal.Entry) ([]byte, chain.Head, error) {
 	body := entryBody{
 		Action: string(entry.Action), Key: entry.Key, Request: entry.Request, Seq: strconv.FormatInt(entry.Seq, 10),
 	}
@@ -246,26 +242,26 @@ func (e *Evidence) record(ctx context.Context, h chain.Head, entry journal.Entry
 	if !chain.ValidKind(kind) {
 		kind, body.Kind = "journal.entry", entry.Kind
 	}
+	next := func() ([]byte, chain.Head, error) {
+		raw, err := json.Marshal(body)
+		if err != nil {
+			return nil, h, err
+		}
+		return chain.Append(h, chain.Entry{At: entry.At, Kind: kind, Body: raw})
+	}
 	if len(entry.Body) <= maxInline && digest.CheckCanonical(entry.Body) == nil {
 		body.Entry = entry.Body
-		if raw, err := json.Marshal(body); err == nil {
-			record := chain.Entry{At: entry.At, Kind: kind, Body: raw}
-			if _, _, err := chain.Append(h, record); err == nil {
-				return record, nil
-			}
+		if raw, head, err := next(); err == nil {
+			return raw, head, nil
 		}
 		body.Entry = nil
 	}
 	ref, err := e.c.Blobs.PutBytes(ctx, entry.Body)
 	if err != nil {
-		return chain.Entry{}, fmt.Errorf("keep the body of entry %d: %w", entry.Seq, err)
+		return nil, h, fmt.Errorf("keep its body: %w", err)
 	}
 	body.Digest, body.Size = ref.Digest, strconv.FormatInt(ref.Size, 10)
-	raw, err := json.Marshal(body)
-	if err != nil {
-		return chain.Entry{}, fmt.Errorf("record entry %d: %w", entry.Seq, err)
-	}
-	return chain.Entry{At: entry.At, Kind: kind, Body: raw}, nil
+	return next()
 }
 
 // bodyMembers are the members of a body that the drain reads again.

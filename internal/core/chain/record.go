@@ -87,7 +87,7 @@ func encode(r Record) ([]byte, error) {
 	}
 	// A reader must accept what was written; the body could still hold
 	// something else than an object, or members that decode in two ways.
-	if _, err := Parse(b); err != nil {
+	if _, err := parse(b); err != nil {
 		return nil, fmt.Errorf("encode record %d of %s: %w", r.Sequence, r.Change, err)
 	}
 	return b, nil
@@ -103,6 +103,11 @@ func Parse(b []byte) (Record, error) {
 	if err := digest.CheckCanonical(b); err != nil {
 		return Record{}, Fail(NotCanonical, "%v", err)
 	}
+	return parse(b)
+}
+
+// parse is Parse of bytes that are known to be canonical.
+func parse(b []byte) (Record, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	var w wire

@@ -32,6 +32,7 @@ const (
 	batchAge           = 5 * time.Millisecond
 	checkpointInterval = 100 * time.Millisecond
 	publicationPoll    = 5 * time.Millisecond
+	shutdownTimeout    = 10 * time.Second
 
 	stateDir = ".state"
 	lockName = "numinance.lock"
@@ -56,6 +57,7 @@ type Log struct {
 	verifier note.Verifier
 	vkey     string
 	lock     *os.File
+	running  context.Context // ends with the log
 	end      context.CancelFunc
 
 	mu      sync.Mutex // guards the fields below
@@ -94,7 +96,7 @@ func Open(ctx context.Context, c Config, host Signer) (*Log, error) {
 	l := &Log{index: make(map[leaf]uint64), pending: make(map[leaf]*adding)}
 	// The log outlives the call that opens it; Close ends it.
 	running, end := context.WithCancel(context.WithoutCancel(ctx))
-	l.end = end
+	l.running, l.end = running, end
 	if err := l.open(ctx, running, c, host); err != nil {
 		end()
 		if l.lock != nil {
@@ -138,6 +140,7 @@ func (l *Log) open(ctx, running context.Context, c Config, host Signer) error {
 		WithCheckpointSigner(signer).
 		WithBatching(batchSize, batchAge).
 		WithCheckpointInterval(checkpointInterval).
+		WithShutdownTimeout(shutdownTimeout).
 		WithCheckpointRepublishInterval(0)
 	if l.appender, l.shutdown, l.reader, err = tessera.NewAppender(running, driver, options); err != nil {
 		return err
@@ -145,9 +148,34 @@ func (l *Log) open(ctx, running context.Context, c Config, host Signer) error {
 	if _, err := l.published(ctx); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("published checkpoint: %w", err)
 	}
+	go l.watch(lock.Name())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.reindex(ctx)
+}
+
+// watchInterval is how often the log makes sure that its directory is its own.
+const watchInterval = 50 * time.Millisecond
+
+// watch ends the log when its lock file is gone or another one: without the
+// lock it must not write any more. It ends with the log.
+func (l *Log) watch(name string) {
+	tick := time.NewTicker(watchInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.running.Done():
+			return
+		case <-tick.C:
+		}
+		ours, err := l.lock.Stat()
+		if err != nil {
+			return // the log was closed
+		}
+		if there, err := os.Stat(name); err != nil || !os.SameFile(ours, there) {
+			l.end()
+		}
+	}
 }
 
 var tempPattern = regexp.MustCompile(`^(checkpoint|treeState|version|gcState)[0-9]+$`)
@@ -235,7 +263,10 @@ func (l *Log) entries(ctx context.Context, bundle, size uint64) ([][]byte, error
 
 // Close waits until everything acknowledged is published, then ends the log.
 func (l *Log) Close(ctx context.Context) error {
-	err := l.shutdown(ctx)
+	var err error
+	if l.running.Err() == nil {
+		err = l.shutdown(ctx)
+	}
 	l.end()
 	return errors.Join(err, l.lock.Close())
 }
@@ -277,6 +308,8 @@ func (l *Log) Append(ctx context.Context, b []byte) (Inclusion, error) {
 			return proof, nil
 		}
 		select {
+		case <-l.running.Done():
+			return Inclusion{}, fmt.Errorf("%w: it was closed", errUnavailable)
 		case <-ctx.Done():
 			return Inclusion{}, fmt.Errorf("%w: entry %d is stored but not yet in a signed checkpoint: %w", errUnavailable, index, ctx.Err())
 		case <-time.After(publicationPoll):
@@ -286,6 +319,9 @@ func (l *Log) Append(ctx context.Context, b []byte) (Inclusion, error) {
 
 // place returns the index of want, which it adds if it is not there.
 func (l *Log) place(ctx context.Context, want leaf) (uint64, error) {
+	if l.running.Err() != nil {
+		return 0, fmt.Errorf("%w: it was closed", errUnavailable)
+	}
 	l.mu.Lock()
 	if l.stale {
 		if err := l.reindex(ctx); err != nil {
@@ -310,6 +346,8 @@ func (l *Log) place(ctx context.Context, want leaf) (uint64, error) {
 	select {
 	case <-a.done:
 		return a.index, a.err
+	case <-l.running.Done():
+		return 0, fmt.Errorf("%w: it was closed", errUnavailable)
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}

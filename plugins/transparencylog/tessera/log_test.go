@@ -349,6 +349,21 @@ func TestOneProcessHasTheLog(t *testing.T) {
 	}
 }
 
+// A log whose lock was taken away does not write into what comes in its place.
+func TestLogWithoutItsLockEnds(t *testing.T) {
+	dir, h := t.TempDir(), newHost()
+	l, srv := open(t, dir, h)
+	add(t, h, srv, leaf(1))
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(500 * time.Millisecond) // ten times the interval it looks in
+	if _, err := srv.Append(context.Background(), &transparencylogv1.AppendRequest{Leaf: leaf(2)}); status.Code(err) != codes.Unavailable {
+		t.Errorf("append: %v", err)
+	}
+	closeLog(t, l)
+}
+
 func TestDamagedLogIsNotOpened(t *testing.T) {
 	for name, damage := range map[string]func(dir string) error{
 		"a checkpoint of another key": func(dir string) error {

@@ -120,7 +120,7 @@ func (d *Dispatcher) decode(c *call) error {
 	if isEvidence(c.verb) {
 		// The evidence context runs its steps over and over without a ledger, so
 		// the key says what is written and not when.
-		c.key = "key-" + digest.Of([]byte(c.key+string(c.digest))).Hex()[:40]
+		c.key = "key-" + digest.Of([]byte(c.key + string(c.digest))).Hex()[:40]
 		c.action = actionID(c.key)
 	}
 	c.resources = ports.Resources(c.verb, c.request.ProtoReflect())
@@ -206,6 +206,7 @@ func withinGrant(c *call) error {
 // once cannot both have the last of it, but its refusal speaks only where
 // floors, grant and policy would have allowed.
 func (d *Dispatcher) decide(ctx context.Context, c *call) error {
+	ctx = context.WithoutCancel(ctx) // a caller that gives up is no denial
 	if err := d.gate(); err != nil {
 		return err
 	}
@@ -273,6 +274,7 @@ func (d *Dispatcher) decideEvidence(c *call) error {
 
 // start is step 8.
 func (d *Dispatcher) start(ctx context.Context, c *call) error {
+	ctx = context.WithoutCancel(ctx) // what is queued gets an answer
 	entry, err := d.decisionEntry(ctx, c)
 	if err != nil {
 		return refused("journal", "entry", "", "report this", "%v", err)

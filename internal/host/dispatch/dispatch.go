@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/numinance/numinance/internal/core/digest"
@@ -136,6 +137,9 @@ func (c *call) policyRequest() policy.Request {
 // do takes one action through the twelve steps. Deny is what happens unless
 // every step says otherwise; each refusal is recorded.
 func (d *Dispatcher) do(ctx context.Context, c *call) error {
+	if err := ctx.Err(); err != nil {
+		return status.FromContextError(err).Err() // not asked, so not denied
+	}
 	c.began = d.c.Now()
 	// 1. The target is known, negotiated, and this context may call it.
 	if err := d.target(c); err != nil {
@@ -154,7 +158,7 @@ func (d *Dispatcher) do(ctx context.Context, c *call) error {
 		return d.doEvidence(ctx, c)
 	}
 	// 3. The ledger knows what was done under this key before.
-	row, known, err := d.c.Journal.Lookup(ctx, c.key)
+	row, known, err := d.c.Journal.Lookup(context.WithoutCancel(ctx), c.key)
 	if err != nil {
 		return d.deny(ctx, c, refused("ledger", "unreadable", "", "free or repair the state database", "%v", err))
 	}

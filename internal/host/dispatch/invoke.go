@@ -73,7 +73,13 @@ func (d *Dispatcher) invoke(ctx context.Context, c *call) error {
 			// Nothing can have happened; the call failed.
 			c.answer = failure(code, reasonOf(err))
 			return nil
-		case !c.verb.Idempotent, try == attempts, ctx.Err() != nil:
+		case c.verb.Idempotent && try < attempts && ctx.Err() == nil:
+		case ctx.Err() == nil && !open(code):
+			// The verb ran and its answer is what is wrong.
+			c.answer = failure(code, reasonOf(err))
+			c.answer.effectUnknown = true
+			return nil
+		default:
 			if cause := context.Cause(ctx); cause != nil {
 				err = errors.Join(err, cause)
 			}
@@ -94,6 +100,11 @@ func (d *Dispatcher) invoke(ctx context.Context, c *call) error {
 // definite tells the codes with which a plugin refuses before the verb runs.
 func definite(c codes.Code) bool {
 	return c == codes.Unimplemented || c == codes.FailedPrecondition || c == codes.InvalidArgument
+}
+
+// open tells the codes that leave the outcome open: the call was cut off.
+func open(c codes.Code) bool {
+	return c == codes.Unavailable || c == codes.DeadlineExceeded || c == codes.Canceled || c == codes.Aborted
 }
 
 func reasonOf(err error) string { return clip(status.Convert(err).Message(), 2048) }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"google.golang.org/grpc/status"
+
 	"github.com/numinance/numinance/internal/core/digest"
 	"github.com/numinance/numinance/internal/core/identity"
 	"github.com/numinance/numinance/internal/core/policy"
@@ -12,10 +14,15 @@ import (
 
 // Tool decides one tool intent of a harness and returns when the decision is on
 // disk (H-021). The error is nil only if the intent is allowed; it is a
-// *DeniedError if not, and then a TOOL_DENIED entry follows the decision. An
+// *DeniedError if not, and then a TOOL_DENIED entry follows the decision; a
+// ctx that has ended already is its own error and asks nothing. An
 // allowed intent uses one action of the grant's budget. Intents are not
 // repeated after a crash: their run is lost with its sandbox.
 func (d *Dispatcher) Tool(ctx context.Context, a Authority, t policy.Tool) (policy.Decision, error) {
+	if err := ctx.Err(); err != nil {
+		return policy.Decision{}, status.FromContextError(err).Err()
+	}
+	ctx = context.WithoutCancel(ctx) // an intent that is asked gets a decision
 	now := d.c.Now()
 	action := identity.ActionID(id("act"))
 	request := policy.Request{

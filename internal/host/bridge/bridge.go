@@ -35,6 +35,7 @@ const maxWaiting = 16
 // every later call fails at once with ErrOver.
 type Bridge struct {
 	dir      string
+	remove   bool // dir was made by Make and goes with the bridge
 	listener *net.UnixListener
 	over     chan struct{}
 	waiting  map[Kind]chan net.Conn
@@ -76,6 +77,38 @@ func Listen(dir string) (*Bridge, error) {
 	}
 	b.wg.Go(b.accept)
 	return b, nil
+}
+
+// Make makes the link directory name in parent, empty and closed to others, and
+// listens there. Close removes it. What a killed process left under that name
+// is removed first.
+func Make(parent, name string) (*Bridge, error) {
+	if name == "" || name != filepath.Base(name) || name[0] == '.' {
+		return nil, fmt.Errorf("link directory name %q", name)
+	}
+	if err := os.MkdirAll(parent, 0o700); err != nil {
+		return nil, fmt.Errorf("make the link directory: %w", err)
+	}
+	dir := filepath.Join(parent, name)
+	if err := os.RemoveAll(dir); err != nil {
+		return nil, fmt.Errorf("remove an old link directory: %w", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the link directory: %w", err)
+	}
+	b, err := Listen(dir)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	b.remove = true
+	return b, nil
+}
+
+// EgressListener makes the socket to which PID 1 forwards what the processes
+// inside send to ProxyAddress. Until it is made they are told that there is no
+// way out. The egress proxy closes it.
+func (b *Bridge) EgressListener() (net.Listener, error) {
+	return ListenIn(b.dir, filepath.Base(EgressLink))
 }
 
 // ListenIn listens on the unix socket name in dir with mode 0600. It goes
@@ -167,6 +200,9 @@ func (b *Bridge) Close() error {
 	b.wg.Wait()
 	if rmErr := os.Remove(filepath.Join(b.dir, filepath.Base(HostLink))); rmErr != nil && !errors.Is(rmErr, os.ErrNotExist) {
 		err = errors.Join(err, rmErr)
+	}
+	if b.remove {
+		err = errors.Join(err, os.RemoveAll(b.dir))
 	}
 	if err != nil {
 		return fmt.Errorf("close the sandbox's link: %w", err)

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/numinance/numinance/internal/core/digest"
 )
@@ -241,4 +242,30 @@ func List(store string) ([]digest.Digest, error) {
 	}
 	slices.Sort(out)
 	return out, nil
+}
+
+// Keeper answers whether images are held, checking each in full once; later
+// damage is the provider's to find, which checks at every Create.
+type Keeper struct {
+	Store string
+
+	mu      sync.Mutex
+	checked map[digest.Digest]bool // guarded by mu
+}
+
+// Held returns nil only if the store holds the image unchanged (P-152).
+func (k *Keeper) Held(ctx context.Context, d digest.Digest) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.checked[d] {
+		return nil
+	}
+	if _, err := Verify(ctx, k.Store, d); err != nil {
+		return err
+	}
+	if k.checked == nil {
+		k.checked = map[digest.Digest]bool{}
+	}
+	k.checked[d] = true
+	return nil
 }

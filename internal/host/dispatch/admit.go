@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -62,10 +63,7 @@ func (d *Dispatcher) target(c *call) error {
 	if v.Risk == ports.RiskUnknown || v.Exec == ports.ExecUnknown {
 		return refused("strict", "annotations", "P-005", "report this", "%s has no risk or mode", v.Name())
 	}
-	var err error
-	if c.key, err = c.authority.key(c.ordinal); err != nil {
-		return refused("strict", "key", "", faultOfCaller, "%v", err)
-	}
+	c.key = c.authority.key(c.ordinal)
 	c.action = actionID(c.key)
 	if c.authority.Step == "" {
 		return refused("strict", "step", "", faultOfCaller, "the authority names no step")
@@ -76,6 +74,7 @@ func (d *Dispatcher) target(c *call) error {
 	}
 	c.provider = c.via
 	if c.provider == nil {
+		var err error
 		if c.provider, err = d.c.Providers.Provider(v.Port); err != nil {
 			return refused("provider", "none", "", "bind a provider of the port "+v.Port, "no provider of %s: %v", v.Port, err)
 		}
@@ -114,9 +113,7 @@ func (d *Dispatcher) decode(c *call) error {
 	if err := d.check.Bounds(c.request); err != nil {
 		return refused("strict", "bounds", "", "correct the request", "%v", err)
 	}
-	if c.digest, err = requestDigest(c.verb, whole, c.dryRun); err != nil {
-		return refused("strict", "digest", "", faultOfCaller, "%v", err)
-	}
+	c.digest = requestDigest(c.verb, whole, c.dryRun)
 	if isEvidence(c.verb) {
 		// The evidence context runs its steps over and over without a ledger, so
 		// the key says what is written and not when.
@@ -146,11 +143,11 @@ func RequestDigest(v ports.Verb, request proto.Message, dryRun bool) (digest.Dig
 	if err != nil {
 		return "", fmt.Errorf("name a request of %s: %w", v.Name(), err)
 	}
-	return requestDigest(v, b, dryRun)
+	return requestDigest(v, b, dryRun), nil
 }
 
-func requestDigest(v ports.Verb, request []byte, dryRun bool) (digest.Digest, error) {
-	return digest.OfCanonical(map[string]any{"target": v.Full, "request": string(digest.Of(request)), "dry_run": dryRun})
+func requestDigest(v ports.Verb, request []byte, dryRun bool) digest.Digest {
+	return name("request", v.Full, string(request), strconv.FormatBool(dryRun))
 }
 
 // withinGrant holds what an executor is told against what its run was given:

@@ -1,9 +1,8 @@
 package dispatch
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
+	"encoding/binary"
+	"strconv"
 	"time"
 
 	"github.com/numinance/numinance/internal/core/digest"
@@ -32,21 +31,24 @@ type Authority struct {
 // key derives the idempotency key of the call with this ordinal in the step. It
 // is never random: the same step, run again after a crash, makes the same keys,
 // and a new run makes new ones.
-func (a Authority) key(ordinal int64) (string, error) {
-	d, err := digest.OfCanonical(map[string]any{
-		"change": string(a.Change.ID), "step": a.Step, "revision": a.Revision, "run": string(a.Actor.Run),
-		"caller": a.Caller.String(), "ordinal": ordinal,
-	})
-	if err != nil {
-		return "", fmt.Errorf("derive an idempotency key: %w", err)
+func (a Authority) key(ordinal int64) string {
+	return "key-" + name("key", string(a.Change.ID), a.Step, strconv.Itoa(a.Revision), string(a.Actor.Run), a.Caller.String(),
+		strconv.FormatInt(ordinal, 10)).Hex()[:40]
+}
+
+// name returns a digest that stands for the parts and their order: each is
+// hashed after its length.
+func name(parts ...string) digest.Digest {
+	var b []byte
+	for _, p := range parts {
+		b = append(binary.AppendUvarint(b, uint64(len(p))), p...)
 	}
-	return "key-" + d.Hex()[:40], nil
+	return digest.Of(b)
 }
 
 // actionID follows from the key, so that an action keeps its id after a crash.
 func actionID(key string) identity.ActionID {
-	sum := sha256.Sum256([]byte("action " + key))
-	return identity.ActionID("act-" + hex.EncodeToString(sum[:10]))
+	return identity.ActionID("act-" + name("action", key).Hex()[:20])
 }
 
 // EvidenceGrant is the fixed grant under which the evidence context keeps and

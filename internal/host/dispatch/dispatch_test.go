@@ -251,6 +251,11 @@ func (h *house) entries() []journal.Entry {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	for _, e := range all {
+		if err := digest.CheckCanonical(e.Body); err != nil {
+			h.t.Errorf("entry %d, %s: %v", e.Seq, e.Kind, err)
+		}
+	}
 	return all
 }
 

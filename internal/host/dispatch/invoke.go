@@ -145,6 +145,10 @@ func (d *Dispatcher) envelope(ctx context.Context, c *call) *pluginv1.InvokeRequ
 	if t, ok := ctx.Deadline(); ok && t.Before(deadline) {
 		deadline = t
 	}
+	grantDigest := c.decision.Grant
+	if grantDigest == "" {
+		grantDigest = a.Grant.Digest()
+	}
 	return &pluginv1.InvokeRequest{
 		Target: c.verb.Full,
 		Request: &anypb.Any{
@@ -153,7 +157,7 @@ func (d *Dispatcher) envelope(ctx context.Context, c *call) *pluginv1.InvokeRequ
 		Context: &pluginv1.ActionContext{
 			ActionId: string(c.action), ChangeId: string(a.Change.ID), WorkUnitId: string(a.WorkUnit), RunId: string(a.Actor.Run),
 			ActorKind: actorKind(a.Actor.Kind), ActorPrincipal: string(a.Actor.Principal), Caller: a.Caller.String(),
-			GrantId: string(a.Grant.ID), GrantDigest: string(a.Grant.Digest()), DecisionId: string(c.decision.ID),
+			GrantId: string(a.Grant.ID), GrantDigest: string(grantDigest), DecisionId: string(c.decision.ID),
 			Budget: &pluginv1.Budget{
 				Actions: max(c.left.Actions, 0), OutputBytes: max(c.left.Output, 0), Tokens: max(c.left.Tokens, 0),
 			},

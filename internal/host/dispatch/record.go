@@ -1,8 +1,11 @@
 package dispatch
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"slices"
 	"strconv"
 
 	"github.com/numinance/numinance/internal/core/digest"
@@ -169,7 +172,7 @@ func (d *Dispatcher) decisionEntry(ctx context.Context, c *call) (journal.Entry,
 		}
 		b.Resources = append(b.Resources, clip(r, 512))
 	}
-	return d.entry(c.authority, KindDecision, c.action, c.key, c.digest, b)
+	return d.decision(c.authority, c.action, c.key, c.digest, b)
 }
 
 func (d *Dispatcher) resultEntry(c *call, result digest.Digest, used journal.Amount) (journal.Entry, error) {
@@ -201,10 +204,25 @@ func (d *Dispatcher) doubtEntry(c *call, cause error) (journal.Entry, error) {
 	})
 }
 
-func (d *Dispatcher) entry(a Authority, kind string, action identity.ActionID, key string, request digest.Digest, body any) (journal.Entry, error) {
-	b, err := digest.Canonical(body)
-	if err != nil {
-		return journal.Entry{}, err
+// decision is entry for a decision. Its context, most of its bytes, is canonical
+// already: it is put into its place instead of being encoded once more.
+func (d *Dispatcher) decision(a Authority, action identity.ActionID, key string, request digest.Digest, b DecisionBody) (journal.Entry, error) {
+	typed := b.Context
+	b.Context = nil
+	e, err := d.entry(a, KindDecision, action, key, request, b)
+	if err != nil || len(typed) == 0 {
+		return e, err
 	}
-	return journal.Entry{At: d.c.Now(), Change: changeOf(a), Kind: kind, Action: action, Key: key, Request: request, Body: b}, nil
+	// Members are in order and quotes inside of texts are escaped, so the first
+	// occurrence is the member that follows "context".
+	next := []byte(`,"decision":`)
+	before, after, found := bytes.Cut(e.Body, next)
+	if !found {
+		return e, errors.New("encode a decision: no place for its context")
+	}
+	return e.WithCanonical(slices.Concat(before, []byte(`,"context":`), typed, next, after)), nil
+}
+
+func (d *Dispatcher) entry(a Authority, kind string, action identity.ActionID, key string, request digest.Digest, body any) (journal.Entry, error) {
+	return journal.Entry{At: d.c.Now(), Change: changeOf(a), Kind: kind, Action: action, Key: key, Request: request}.With(body)
 }

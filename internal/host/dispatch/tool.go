@@ -113,7 +113,7 @@ func (d *Dispatcher) toolEntry(ctx context.Context, a Authority, t policy.Tool, 
 	}
 	tool := toolBody(t)
 	b.Action, b.Tool, b.Verb = action, &tool, "tool."+tool.Name
-	return d.entry(a, KindDecision, action, "", t.Input, b)
+	return d.decision(a, action, "", t.Input, b)
 }
 
 // toolBody bounds what a harness says of its intent: a long command is cut in

@@ -74,7 +74,9 @@ func (s socket) Launch(ctx context.Context) (*pluginhost.Link, error) {
 		}}, l, nil)
 	}()
 	return &pluginhost.Link{
-		Dial:  func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", l.Addr().String()) },
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", l.Addr().String())
+		},
 		Host:  host,
 		Ended: ended,
 		Close: sync.OnceValue(func() error { stop(); <-ended; return host.Close() }),

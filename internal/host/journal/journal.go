@@ -65,6 +65,27 @@ type Entry struct {
 	Key     string
 	Request digest.Digest
 	Body    []byte
+
+	// canonical: Body was made by With and needs no second look.
+	canonical bool
+}
+
+// With returns the entry with the canonical form of v as its body, which must
+// not be changed afterwards.
+func (e Entry) With(v any) (Entry, error) {
+	var err error
+	if e.Body, err = digest.Canonical(v); err != nil {
+		return Entry{}, fmt.Errorf("journal entry %s: %w", e.Kind, err)
+	}
+	e.canonical = true
+	return e, nil
+}
+
+// WithCanonical returns the entry with a body that the caller made from
+// canonical parts and vouches for; it must not be changed afterwards.
+func (e Entry) WithCanonical(body []byte) Entry {
+	e.Body, e.canonical = body, true
+	return e
 }
 
 // Config says how a process takes the journal over.
@@ -85,6 +106,7 @@ type Config struct {
 type Journal struct {
 	db    *sql.DB
 	w     *writer
+	row   *sql.Stmt // finds a ledger row by its key
 	epoch int64
 	now   func() time.Time
 
@@ -154,6 +176,9 @@ func (j *Journal) open(ctx context.Context, c Config) error {
 	if j.w, err = newWriter(ctx, j.db, j.epoch); err != nil {
 		return errors.Join(err, j.spill.close())
 	}
+	if j.row, err = j.db.PrepareContext(ctx, `SELECT `+rowColumns+` FROM ledger WHERE key = ?`); err != nil {
+		return errors.Join(fmt.Errorf("prepare the journal's statements: %w", err), j.w.close(), j.spill.close())
+	}
 	j.healthy.Store(true)
 	return nil
 }
@@ -165,7 +190,7 @@ func (j *Journal) Close() error {
 	j.closed.Do(func() {
 		close(j.stop)
 		<-j.done
-		err = errors.Join(j.w.close(), j.spill.close(), j.db.Close())
+		err = errors.Join(j.row.Close(), j.w.close(), j.spill.close(), j.db.Close())
 	})
 	return err
 }

@@ -243,7 +243,7 @@ func (j *Journal) Lookup(ctx context.Context, key string) (Row, bool, error) {
 	if ok {
 		return row, true, nil
 	}
-	row, err := scanRow(j.db.QueryRowContext(ctx, `SELECT `+rowColumns+` FROM ledger WHERE key = ?`, key))
+	row, err := scanRow(j.row.QueryRowContext(ctx, key))
 	if errors.Is(err, sql.ErrNoRows) {
 		return Row{}, false, nil
 	}

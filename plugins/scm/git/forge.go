@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -114,10 +115,37 @@ func (r *repository) lock() (unlock func(), err error) {
 		r.mu.Unlock()
 		return nil, fmt.Errorf("lock repository: %w", err)
 	}
+	r.sweep()
 	return func() {
 		file.Close() // gives the file lock back
 		r.mu.Unlock()
 	}, nil
+}
+
+// sweep removes the quarantines of writers that were killed; the lock says that
+// none is at work.
+func (r *repository) sweep() {
+	left, err := filepath.Glob(filepath.Join(r.state, "quarantine-*"))
+	if err != nil {
+		return
+	}
+	for _, dir := range left {
+		os.RemoveAll(dir)
+	}
+}
+
+// staleLock is the age at which the lock that a killed git left on a ref is
+// taken for abandoned. A ref is written in milliseconds.
+const staleLock = 30 * time.Second
+
+// unlockRef removes an abandoned lock of a branch and reports whether it did.
+func (r *repository) unlockRef(branch string) bool {
+	lock := filepath.Join(r.git.dir, "refs", "heads", filepath.FromSlash(branch)+".lock")
+	info, err := os.Lstat(lock)
+	if err != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()) < staleLock {
+		return false
+	}
+	return os.Remove(lock) == nil
 }
 
 // write is lock for a repository that takes writes.
@@ -185,7 +213,13 @@ func (r *repository) move(ctx context.Context, branch, revision, old string) err
 	if old == "" {
 		old = strings.Repeat("0", len(revision))
 	}
-	err := r.git.run(ctx, nil, &capped{}, "update-ref", "--no-deref", "--end-of-options", "refs/heads/"+branch, revision, old)
+	update := func() error {
+		return r.git.run(ctx, nil, &capped{}, "update-ref", "--no-deref", "--end-of-options", "refs/heads/"+branch, revision, old)
+	}
+	err := update()
+	if err != nil && r.unlockRef(branch) {
+		err = update()
+	}
 	if err == nil {
 		return nil
 	}
@@ -197,9 +231,12 @@ func (r *repository) move(ctx context.Context, branch, revision, old string) err
 		return nil
 	case ok && now != old:
 		return status.Errorf(codes.FailedPrecondition, "branch %q moved to %s", branch, now)
-	case !ok:
+	case !ok && old == strings.Repeat("0", len(old)):
 		// A branch "a" and a branch "a/b" cannot both be.
 		return status.Errorf(codes.FailedPrecondition, "branch %q cannot be made: %v", branch, err)
+	}
+	if _, lockErr := os.Lstat(filepath.Join(r.git.dir, "refs", "heads", filepath.FromSlash(branch)+".lock")); lockErr == nil {
+		return status.Errorf(codes.Unavailable, "branch %q is locked by another git process: try again", branch)
 	}
 	return failed("move branch", err)
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -585,6 +586,35 @@ func TestP060MergeIsSettledAfterCrash(t *testing.T) {
 				t.Errorf("got %v, %v; main is %s, want %s", again, err, b.tip("main"), first.GetMergedRevision())
 			}
 		})
+	}
+}
+
+// A git that was killed leaves a lock on the ref, and a receiver a quarantine.
+func TestLeftoversOfAKilledWriter(t *testing.T) {
+	b := newBench(t, git.RepositoryConfig{})
+	ctx := context.Background()
+	head := b.branch("numi/x", "src/a.go", "package a\n")
+	pr := b.open(ctx, "numi/x", head)
+	lock := filepath.Join(b.bare, "refs/heads/main.lock")
+	if err := os.WriteFile(lock, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.scm.MergePullRequest(ctx, b.mergeRequest(pr, head))
+	b.wants(err, codes.Unavailable)
+	old := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(lock, old, old); err != nil {
+		t.Fatal(err)
+	}
+	states, _ := filepath.Glob(filepath.Join(b.data, "*.forge"))
+	quarantine := filepath.Join(states[0], "quarantine-1", "pack")
+	if err := os.MkdirAll(quarantine, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.scm.MergePullRequest(ctx, b.mergeRequest(pr, head)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(quarantine); err == nil {
+		t.Error("the quarantine was left")
 	}
 }
 

@@ -1,6 +1,7 @@
 package orchestration_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -38,13 +39,16 @@ func TestKillAtRandom(t *testing.T) {
 		for {
 			cmd := exec.Command(os.Args[0], "-test.run=^TestKillAtRandom$")
 			cmd.Env = append(os.Environ(), "NUMI_RANDOM_KILL="+dir)
-			after := time.Duration(20+random.IntN(330)) * time.Millisecond
-			timer := time.AfterFunc(after, func() {
-				if cmd.Process != nil {
-					_ = cmd.Process.Kill()
-				}
-			})
-			out, err := cmd.CombinedOutput()
+			var output bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &output, &output
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			timer := time.AfterFunc(time.Duration(20+random.IntN(330))*time.Millisecond, func() { _ = cmd.Process.Kill() })
+			if killed >= kills { // a slow machine would never get to the end
+				timer.Stop()
+			}
+			err := cmd.Wait()
 			timer.Stop()
 			var exit *exec.ExitError
 			if errors.As(err, &exit) && strings.Contains(exit.String(), "killed") {
@@ -52,7 +56,7 @@ func TestKillAtRandom(t *testing.T) {
 				continue
 			}
 			if err != nil {
-				t.Fatalf("child: %v\n%s", err, out)
+				t.Fatalf("child: %v\n%s", err, &output)
 			}
 			break
 		}

@@ -58,7 +58,7 @@ func prepare(dir string) error {
 	if bin := os.Getenv("NUMI_TEST_BIN"); bin != "" {
 		built.runtime, built.init, built.images = bin+"/numi-sandbox", bin+"/numi-init", dir+"/images"
 		var err error
-		built.image, err = image.Build(context.Background(), image.Spec{Store: built.images})
+		built.image, err = image.Build(context.Background(), image.Spec{Store: built.images, Programs: []string{"mount"}})
 		return err
 	}
 	for _, name := range []string{"numi-sandbox", "numi-init"} {
@@ -70,7 +70,7 @@ func prepare(dir string) error {
 	}
 	built.runtime, built.init, built.images = dir+"/numi-sandbox", dir+"/numi-init", dir+"/images"
 	var err error
-	built.image, err = image.Build(context.Background(), image.Spec{Store: built.images})
+	built.image, err = image.Build(context.Background(), image.Spec{Store: built.images, Programs: []string{"mount"}})
 	return err
 }
 

@@ -223,7 +223,7 @@ func filterSnapshot(w io.Writer, r io.Reader, dir string, skip []string) error {
 			return fmt.Errorf("read the snapshot: %w", err)
 		}
 		name, inside := below(h.Name, prefix)
-		if !inside || skipped(name, skip) {
+		if !inside || skipped(name, skip) || isWhiteout(h) {
 			continue
 		}
 		h.Name = "./" + name
@@ -249,6 +249,13 @@ func filterSnapshot(w io.Writer, r io.Reader, dir string, skip []string) error {
 		return fmt.Errorf("write the snapshot: %w", err)
 	}
 	return nil
+}
+
+// isWhiteout reports whether an entry only says that something of the image is
+// hidden there, as a rename leaves behind. The image has nothing below the
+// directories that snapshots keep, so it says nothing.
+func isWhiteout(h *tar.Header) bool {
+	return h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0
 }
 
 // below returns name relative to prefix, "" for the prefix itself.

@@ -264,6 +264,16 @@ func (d *Dispatcher) RevokeChange(ctx context.Context, change identity.ChangeID,
 	return d.revoke(ctx, change, journal.Revocation{Scope: journal.ScopeChange, ID: string(change)}, reason)
 }
 
+// Taint notes that a run is given untrusted content otherwise than by an answer
+// to its own calls, such as a ticket in the context bundle of a harness.
+func (d *Dispatcher) Taint(ctx context.Context, run identity.RunID) error {
+	if err := d.c.Journal.Taint(ctx, run); err != nil {
+		return fmt.Errorf("taint run %s: %w", run, err)
+	}
+	d.runs.tainted(run)
+	return nil
+}
+
 func (d *Dispatcher) revoke(ctx context.Context, change identity.ChangeID, r journal.Revocation, reason string) error {
 	body, err := digest.Canonical(map[string]any{"scope": r.Scope, "id": r.ID, "reason": reason})
 	if err != nil {

@@ -907,14 +907,17 @@ func TestTool(t *testing.T) {
 	if err == nil {
 		t.Error("a port verb was allowed as a tool")
 	}
-	// The run's denials are a fact from then on, across a restart.
+	// The run's denials and taint are facts from then on, across a restart.
+	if err := h.d.Taint(t.Context(), author.Run); err != nil {
+		t.Fatal(err)
+	}
 	h.crash()
 	_, err = write("src/b.go")
 	if err != nil {
 		t.Fatal(err)
 	}
 	all = h.entries()
-	if b := decisionOf(t, all[len(all)-1]); !strings.Contains(string(b.Context), `"denials":2`) {
+	if b := decisionOf(t, all[len(all)-1]); !strings.Contains(string(b.Context), `"denials":2,"tainted":true`) {
 		t.Errorf("context %s", b.Context)
 	}
 	if spent, err := h.journal.Spent(t.Context(), a.Grant.ID); err != nil || spent.Actions != 2 {

@@ -125,6 +125,12 @@ type Spend struct {
 	Used  Amount
 }
 
+// Taint notes that a run has been given untrusted content, which stays true.
+func (j *Journal) Taint(ctx context.Context, run identity.RunID) error {
+	_, err := j.write(ctx, &Write{Run: &RunFact{Run: run, Tainted: true}})
+	return err
+}
+
 // RunFacts returns what is known of a run: its denials, whether it has read
 // untrusted content, and the verbs it has started, in alphabetical order.
 func (j *Journal) RunFacts(ctx context.Context, run identity.RunID) (f RunFact, verbs []string, err error) {

@@ -257,6 +257,40 @@ func TestCancelInTheMiddleOfARun(t *testing.T) {
 	}
 }
 
+// A cancel that was sent before the process ended is applied before anything of
+// the Change runs again.
+func TestCancelIsReadBeforeAnythingRunsAgain(t *testing.T) {
+	dir := t.TempDir()
+	begun, let := make(chan bool, 1), make(chan bool)
+	h := open(t, dir, &script{before: func(_ context.Context, j orchestration.Job) error {
+		if j.Command.Kind == change.Execute {
+			begun <- true
+			<-let // deaf to the interruption, until the process is ending
+		}
+		return nil
+	}})
+	if err := h.runner.Propose(within(t), "chg-a", request()); err != nil {
+		t.Fatal(err)
+	}
+	<-begun
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := h.runner.Cancel(ctx, "chg-a", "human:alice", "stop"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("cancel: %v", err)
+	}
+	time.AfterFunc(200*time.Millisecond, func() { close(let) })
+	h.close()
+	steps := &script{}
+	h = open(t, dir, steps)
+	s, err := h.runner.Resume(within(t), "chg-a", "human:alice")
+	if err != nil || s.Status != change.Cancelled {
+		t.Fatalf("%s %v", s.Status, err)
+	}
+	if got := steps.did(); got != "revoke-grants#1 destroy-sandboxes#1 close#1" {
+		t.Fatalf("steps %s: the run went on before the cancel was read", got)
+	}
+}
+
 func TestStopAndGoOn(t *testing.T) {
 	dir := t.TempDir()
 	begun := make(chan bool, 1)
@@ -331,6 +365,71 @@ func TestHumanApprovesAfterARestart(t *testing.T) {
 	})
 	if err != nil || s.Status != change.Released {
 		t.Fatalf("%s %v", s.Status, err)
+	}
+}
+
+// flaky is a Recorder whose disk is full for a while.
+type flaky struct {
+	orchestration.Recorder
+	mu   sync.Mutex
+	full bool
+}
+
+func (f *flaky) set(full bool) { f.mu.Lock(); f.full = full; f.mu.Unlock() }
+
+func (f *flaky) Record(ctx context.Context, e orchestration.Entry) error {
+	f.mu.Lock()
+	full := f.full
+	f.mu.Unlock()
+	if full {
+		return errors.New("disk is full")
+	}
+	return f.Recorder.Record(ctx, e)
+}
+
+func TestNothingFollowsAnEventThatIsNotRecorded(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state.db")
+	j, err := journal.Open(t.Context(), journal.Config{Path: path, Holder: "test", Spill: filepath.Join(dir, "spill"), Now: time.Now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	db, err := store.Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	rec := &flaky{Recorder: orchestration.NewJournal(j)}
+	steps := &script{before: func(_ context.Context, j orchestration.Job) error {
+		if j.Command.Kind == change.Execute {
+			rec.set(true)
+		}
+		return nil
+	}}
+	r, err := orchestration.Open(t.Context(), orchestration.Config{
+		DB: db, Recorder: rec, Steps: steps, Executor: "test", Now: time.Now, Patience: 200 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close(5 * time.Second) //nolint:errcheck // the test is over
+	s, err := r.Run(within(t), "chg-a", request())
+	if err == nil || !strings.Contains(err.Error(), "disk is full") || s.Status != change.Executing {
+		t.Fatalf("%s %v, want to be told of the disk", s.Status, err)
+	}
+	if got := steps.did(); !strings.HasSuffix(got, "execute/unit-1#1") {
+		t.Fatalf("steps %s: something followed", got)
+	}
+	rec.set(false)
+	for { // the fault is over once something is recorded again
+		if s, err = r.Wait(within(t), "chg-a"); err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if s.Status != change.Released {
+		t.Fatalf("ended %s %v", s.Status, s.Failure)
 	}
 }
 

@@ -75,6 +75,7 @@ type Evidence struct {
 	status sync.Mutex // guards the fields below
 	behind int64      // copy of cursor for Lag
 	oldest time.Time  // when the oldest entry that is not stored was written
+	looked time.Time  // when the journal was last looked at
 	last   error      // of the newest attempt to drain
 }
 
@@ -94,7 +95,7 @@ func New(c Config) (*Evidence, error) {
 		c.MaxPause = time.Second
 	}
 	return &Evidence{
-		c: c, chains: make(map[identity.ChangeID]*chainState), anchored: make(map[identity.ChangeID]Anchored),
+		c: c, looked: c.Now(), chains: make(map[identity.ChangeID]*chainState), anchored: make(map[identity.ChangeID]Anchored),
 	}, nil
 }
 
@@ -124,6 +125,14 @@ func (e *Evidence) Run(ctx context.Context) {
 	}
 }
 
+// CatchUp stores all of the journal so far. A new process calls it before it
+// lets work begin: until then Lag is the age of entries it has not looked at.
+func (e *Evidence) CatchUp(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.drainTo(ctx, e.c.Journal.Last())
+}
+
 // Status is how far the store is behind the journal.
 type Status struct {
 	// Drained is the newest entry that is stored with all before it; Last is
@@ -139,8 +148,14 @@ func (e *Evidence) Status() Status {
 	e.status.Lock()
 	defer e.status.Unlock()
 	s := Status{Drained: e.behind, Last: e.c.Journal.Last(), Err: e.last}
-	if s.Last > s.Drained && !e.oldest.IsZero() {
-		s.Lag = max(0, e.c.Now().Sub(e.oldest))
+	if s.Last > s.Drained {
+		// What came since the last look is no older than that, and if nobody looks
+		// any more it gets older.
+		since := e.oldest
+		if since.IsZero() {
+			since = e.looked
+		}
+		s.Lag = max(0, e.c.Now().Sub(since))
 	}
 	return s
 }
@@ -153,7 +168,7 @@ func (e *Evidence) Lag() time.Duration { return e.Status().Lag }
 func (e *Evidence) note(cursor int64, oldest time.Time, err error) {
 	e.status.Lock()
 	defer e.status.Unlock()
-	e.behind, e.oldest, e.last = cursor, oldest, err
+	e.behind, e.oldest, e.looked, e.last = cursor, oldest, e.c.Now(), err
 }
 
 // store returns a client of the evidence store and a bounded context.

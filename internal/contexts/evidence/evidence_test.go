@@ -590,6 +590,27 @@ func TestASecondWriterIsFound(t *testing.T) {
 	}
 }
 
+// A context that nobody drains is behind, not up to date.
+func TestLagGrowsWhenNobodyDrains(t *testing.T) {
+	w := newWorld(t)
+	now := time.Now()
+	e, err := evidence.New(evidence.Config{
+		Journal: w.journal, Blobs: w.blobs, Heads: w.signer, Keys: w.keys, Now: func() time.Time { return now },
+		Dial: func(identity.ChangeID, string) (grpc.ClientConnInterface, error) { return conn{w}, nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.write(t, "chg-a", 1)
+	now = now.Add(7 * time.Second)
+	if lag := e.Lag(); lag != 7*time.Second {
+		t.Errorf("lag %s, want 7s", lag)
+	}
+	if err := e.CatchUp(t.Context()); err != nil || e.Lag() != 0 {
+		t.Errorf("caught up: lag %s, %v", e.Lag(), err)
+	}
+}
+
 func BenchmarkDrain(b *testing.B) {
 	w := newWorld(b)
 	for n := b.N; n > 0; n -= 500 {

@@ -230,3 +230,23 @@ func FuzzVerify(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkVerify verifies 10,000 records: one second or less is the figure to
+// hold, besides one signature a head.
+func BenchmarkVerify(b *testing.B) {
+	w := &world{change: "chg-good", records: records("chg-good", 10_000, true, "one")}
+	w.anchor(headKey, 5_000, 10_001)
+	files := fstest.MapFS{}
+	for name, c := range w.files(b) {
+		files[name] = &fstest.MapFile{Data: []byte(c)}
+	}
+	trust, err := bundle.ParseTrust([]byte(keyFiles()["keys.txt"]))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := bundle.Verify(files, trust, bundle.Options{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

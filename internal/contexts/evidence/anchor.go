@@ -270,54 +270,114 @@ func (e *Evidence) Close(ctx context.Context, change identity.ChangeID) (chain.H
 	return head, nil
 }
 
-// anchors reads from the system chain which heads of change were anchored,
-// oldest first, and the newest checkpoint of all.
-func (e *Evidence) anchors(ctx context.Context, change identity.ChangeID) (of []Anchored, newest *tlog.Checkpoint, err error) {
-	e.mu.Lock()
-	s, err := e.chain(ctx, identity.SystemChange)
-	var length uint64
-	if err == nil {
-		length = s.head.Length
-	}
-	e.mu.Unlock()
-	if err != nil {
-		return nil, nil, err
-	}
-	for raw, err := range e.records(ctx, identity.SystemChange, 1, length) {
-		if err != nil {
-			return nil, nil, err
-		}
-		r, err := chain.Parse(raw)
-		if err != nil {
-			return nil, nil, err
-		}
-		if r.Kind != AnchorKind {
-			continue
-		}
-		a, err := parseAnchor(r)
-		if err != nil {
-			return nil, nil, fmt.Errorf("record %d of the system chain: %w", r.Sequence, err)
-		}
-		if a.Parsed, err = e.openCheckpoint(a.Checkpoint); err != nil {
-			return nil, nil, fmt.Errorf("record %d of the system chain: %w", r.Sequence, err)
-		}
-		if newest == nil || a.Parsed.Size >= newest.Size {
-			newest = &a.Parsed
-		}
-		if a.Head.Change == change {
-			of = append(of, a)
-		}
-	}
-	return of, newest, nil
+// anchorIndex says where in the system chain each Change's anchors are. It is
+// read once and then only grows.
+type anchorIndex struct {
+	through uint64 // records of the system chain that were read
+	of      map[identity.ChangeID][]uint64
 }
 
-// recall takes the newest recorded checkpoint as known. e.anchoring is held.
+// systemLength returns how many records the system chain has.
+func (e *Evidence) systemLength(ctx context.Context) (uint64, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, err := e.chain(ctx, identity.SystemChange)
+	if err != nil {
+		return 0, err
+	}
+	return s.head.Length, nil
+}
+
+// anchors reads from the system chain which heads of change were anchored,
+// oldest first.
+func (e *Evidence) anchors(ctx context.Context, change identity.ChangeID) ([]Anchored, error) {
+	length, err := e.systemLength(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e.indexing.Lock()
+	defer e.indexing.Unlock()
+	if e.index.of == nil {
+		e.index.of = make(map[identity.ChangeID][]uint64)
+	}
+	for raw, err := range e.records(ctx, identity.SystemChange, e.index.through+1, length) {
+		if err != nil {
+			return nil, err
+		}
+		sequence := e.index.through + 1
+		a, ok, err := e.anchorIn(raw, sequence)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			e.index.of[a.Head.Change] = append(e.index.of[a.Head.Change], sequence)
+		}
+		e.index.through = sequence
+	}
+	var out []Anchored
+	for _, sequence := range e.index.of[change] {
+		for raw, err := range e.records(ctx, identity.SystemChange, sequence, sequence) {
+			if err != nil {
+				return nil, err
+			}
+			a, _, err := e.anchorIn(raw, sequence)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, a)
+		}
+	}
+	return out, nil
+}
+
+// anchorIn reads the record of an anchor; false if it is a record of another
+// kind. The checkpoint in it must be one of a trusted log.
+func (e *Evidence) anchorIn(raw []byte, sequence uint64) (Anchored, bool, error) {
+	r, err := chain.Parse(raw)
+	if err != nil {
+		return Anchored{}, false, fmt.Errorf("record %d of the system chain: %w", sequence, err)
+	}
+	if r.Kind != AnchorKind {
+		return Anchored{}, false, nil
+	}
+	a, err := parseAnchor(r)
+	if err == nil {
+		a.Parsed, err = e.openCheckpoint(a.Checkpoint)
+	}
+	if err != nil {
+		return Anchored{}, false, fmt.Errorf("record %d of the system chain: %w", sequence, err)
+	}
+	return a, true, nil
+}
+
+// recall takes the newest recorded checkpoint as known; it looks from the end
+// of the system chain. e.anchoring is held.
 func (e *Evidence) recall(ctx context.Context) error {
-	_, newest, err := e.anchors(ctx, "")
+	last, err := e.systemLength(ctx)
 	if err != nil {
 		return fmt.Errorf("recall the newest checkpoint: %w", err)
 	}
-	e.known = newest
+	for last > 0 && e.known == nil {
+		first := uint64(1)
+		if last > page {
+			first = last - page + 1
+		}
+		sequence := first
+		for raw, err := range e.records(ctx, identity.SystemChange, first, last) {
+			if err != nil {
+				return fmt.Errorf("recall the newest checkpoint: %w", err)
+			}
+			a, ok, err := e.anchorIn(raw, sequence)
+			if err != nil {
+				return fmt.Errorf("recall the newest checkpoint: %w", err)
+			}
+			if ok {
+				e.known = &a.Parsed
+			}
+			sequence++
+		}
+		last = first - 1
+	}
 	return nil
 }
 

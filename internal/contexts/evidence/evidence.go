@@ -72,6 +72,9 @@ type Evidence struct {
 	anchored  map[identity.ChangeID]Anchored
 	known     *tlog.Checkpoint // the newest checkpoint seen
 
+	indexing sync.Mutex // guards index
+	index    anchorIndex
+
 	status sync.Mutex // guards the fields below
 	behind int64      // copy of cursor for Lag
 	oldest time.Time  // when the oldest entry that is not stored was written

@@ -304,9 +304,14 @@ func TestP216AnchorCloseExportVerify(t *testing.T) {
 	if r, err = e.Verify(t.Context(), "chg-a", bundle.Options{}); err != nil || !strings.Contains(r.Text(), "does not protect against the log's operator") {
 		t.Errorf("without one it does not: %v\n%s", err, r.Text())
 	}
+	before := len(stored(t, e, identity.SystemChange))
+	e = w.context(t)
 	var b bytes.Buffer
 	if err := e.Bundle(t.Context(), "chg-a", &b); err != nil {
 		t.Fatal(err)
+	}
+	if after := len(stored(t, e, identity.SystemChange)); after != before {
+		t.Errorf("the export of what is anchored left %d records", after-before)
 	}
 	z, err := zip.NewReader(bytes.NewReader(b.Bytes()), int64(b.Len()))
 	if err != nil {

@@ -66,15 +66,12 @@ func (e *Evidence) Records(ctx context.Context, change identity.ChangeID) iter.S
 }
 
 // Bundle writes the evidence of change as a zip archive that verifies with the
-// network off. The head is anchored first, so the log must be reachable.
+// network off. The head is anchored first if it is not yet; the log must be
+// reachable in any case, for the proofs.
 // Consistency proofs lead from the checkpoint of every anchored head, and from
 // the remembered ones, to the newest.
 func (e *Evidence) Bundle(ctx context.Context, change identity.ChangeID, w io.Writer, remembered ...tlog.Checkpoint) error {
-	last, err := e.Anchor(ctx, change)
-	if err != nil {
-		return fmt.Errorf("export: %w", err)
-	}
-	anchors, _, err := e.anchors(ctx, change)
+	head, anchors, err := e.anchoredHead(ctx, change)
 	if err != nil {
 		return fmt.Errorf("export %s: %w", change, err)
 	}
@@ -91,12 +88,12 @@ func (e *Evidence) Bundle(ctx context.Context, change identity.ChangeID, w io.Wr
 	if err != nil {
 		return fmt.Errorf("export %s: %w", change, err)
 	}
-	c := bundle.Contents{Change: change, Records: e.records(ctx, change, 1, last.Head.Length), Keys: e.c.Keys}
+	c := bundle.Contents{Change: change, Records: e.records(ctx, change, 1, head.Length), Keys: e.c.Keys}
 	older := slices.Clone(remembered)
 	seen := map[uint64]bool{}
 	for _, a := range anchors {
 		// Nothing that was recorded after the head we export, and each once.
-		if a.Head.Length > last.Head.Length || seen[a.Head.Length] {
+		if a.Head.Length > head.Length || seen[a.Head.Length] {
 			continue
 		}
 		seen[a.Head.Length] = true
@@ -111,6 +108,31 @@ func (e *Evidence) Bundle(ctx context.Context, change identity.ChangeID, w io.Wr
 		return fmt.Errorf("export %s: %w", change, err)
 	}
 	return bundle.Write(w, c)
+}
+
+// anchoredHead returns the head of change and the anchors recorded for it, the
+// last of which covers the head. What is anchored already is not anchored again,
+// so that looking at a Change leaves no record.
+func (e *Evidence) anchoredHead(ctx context.Context, change identity.ChangeID) (chain.Head, []Anchored, error) {
+	head, err := e.headNow(ctx, change)
+	if err != nil {
+		return chain.Head{}, nil, err
+	}
+	anchors, err := e.anchors(ctx, change)
+	if err != nil {
+		return chain.Head{}, nil, err
+	}
+	for _, a := range anchors {
+		if a.Head.Length == head.Length && a.Head.Digest == head.Digest {
+			return head, anchors, nil
+		}
+	}
+	last, err := e.Anchor(ctx, change)
+	if err != nil {
+		return chain.Head{}, nil, err
+	}
+	anchors, err = e.anchors(ctx, change)
+	return last.Head, anchors, err
 }
 
 // prove returns the anchored head with its proof in the newest tree.

@@ -122,15 +122,21 @@ func (r *repository) lock() (unlock func(), err error) {
 	}, nil
 }
 
-// sweep removes the quarantines of writers that were killed; the lock says that
-// none is at work.
+// sweep removes what killed processes left: the quarantines of writers, since
+// the lock says that none is at work, and the scratch space of readers once it
+// is older than any of them.
 func (r *repository) sweep() {
-	left, err := filepath.Glob(filepath.Join(r.state, "quarantine-*"))
+	entries, err := os.ReadDir(r.state)
 	if err != nil {
-		return
+		return // the next writer sweeps
 	}
-	for _, dir := range left {
-		os.RemoveAll(dir)
+	for _, e := range entries {
+		info, err := e.Info()
+		abandoned := strings.HasPrefix(e.Name(), "quarantine-") ||
+			strings.HasPrefix(e.Name(), "scratch-") && err == nil && time.Since(info.ModTime()) > 2*gitTimeout
+		if abandoned {
+			os.RemoveAll(filepath.Join(r.state, e.Name()))
+		}
 	}
 }
 

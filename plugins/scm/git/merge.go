@@ -37,7 +37,10 @@ func (r *repository) mergeTree(ctx context.Context, base, head string, keep bool
 	}
 	git := r.git
 	if !keep {
-		scratch, err := os.MkdirTemp("", "numinance-merge-*")
+		if err := os.MkdirAll(r.state, 0o700); err != nil {
+			return "", err
+		}
+		scratch, err := os.MkdirTemp(r.state, "scratch-*")
 		if err != nil {
 			return "", err
 		}

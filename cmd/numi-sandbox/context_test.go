@@ -21,6 +21,7 @@ import (
 	"github.com/numinance/numinance/internal/host/blob"
 	"github.com/numinance/numinance/internal/host/bridge"
 	"github.com/numinance/numinance/internal/host/dispatch"
+	"github.com/numinance/numinance/internal/host/doctor"
 	"github.com/numinance/numinance/internal/host/image"
 	"github.com/numinance/numinance/internal/host/worktree"
 	"github.com/numinance/numinance/sdk/plugintest"
@@ -209,5 +210,35 @@ func TestOnlyTheRunnerMakesSandboxes_P148(t *testing.T) {
 	}
 	if n := boxes(t, b.state); n != 0 {
 		t.Errorf("%d sandboxes were made", n)
+	}
+}
+
+// The doctor's probe is a real sandbox.
+func TestDoctorTriesItOut(t *testing.T) {
+	r := doctor.Run(t.Context(), doctor.Config{Runtime: built.runtime, Init: built.init})
+	for _, c := range r.Checks {
+		t.Logf("%s: %v: %s (%v)", c.Name, c.State, c.Detail, c.Took)
+	}
+	if r.Checks[0].Name != "sandbox" || r.Checks[0].State != doctor.OK {
+		t.Errorf("got %+v", r.Checks[0])
+	}
+}
+
+// A memory hog ends alone and the run says so; the host and its own limit stay.
+func TestMemoryHogIsEnded(t *testing.T) {
+	b := newBench(t)
+	req := b.request(t, "run-hog")
+	req.Spec.Limits.MemoryBytes = 128 << 20
+	req.Spec.Limits.FileBytes = 4 << 30
+	req.Spec.Limits.DiskBytes = 4 << 30
+	box := b.create(t, req)
+	start := time.Now()
+	r := b.agent(t, box, "head -c 1500000000 /dev/zero > src/hog; sleep 5; echo survived")
+	t.Logf("after %v: %v %q", time.Since(start), r.WaitResponse, r.err)
+	if strings.Contains(r.out, "survived") {
+		t.Error("1.5 GB were held under a limit of 128 MiB")
+	}
+	if r.GetLimit() != "memory" || r.GetExitCode() != -1 {
+		t.Errorf("got limit %q and exit %d, want memory and -1", r.GetLimit(), r.GetExitCode())
 	}
 }

@@ -217,6 +217,13 @@ func TestProcessesOfARun(t *testing.T) {
 			t.Errorf("got exit %d, %q, %q", r.GetExitCode(), r.out, r.err)
 		}
 	})
+	t.Run("an exit code that the runtime uses too", func(t *testing.T) {
+		start := time.Now()
+		if r := b.agent(t, box, "exit 128"); r.GetExitCode() != 128 || r.GetLimit() != "" {
+			t.Errorf("got %v", r.WaitResponse)
+		}
+		t.Logf("took %v", time.Since(start))
+	})
 	t.Run("unprivileged, P-154", func(t *testing.T) {
 		r := b.agent(t, box, "id -u; grep -E '^(CapPrm|CapEff|CapInh|NoNewPrivs)' /proc/self/status | tr -d '\\t'")
 		want := "1000\nCapInh:0000000000000000\nCapPrm:0000000000000000\nCapEff:0000000000000000\nNoNewPrivs:1\n"

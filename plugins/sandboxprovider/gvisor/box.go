@@ -227,7 +227,14 @@ func (p *provider) finishExec(b *box, proc *process, cmd *exec.Cmd, timeout time
 	proc.out.finish()
 	proc.err.finish()
 	proc.exit = int32(cmd.ProcessState.ExitCode())
+	cause := ""
+	if proc.exit == runtimeFailed {
+		cause = p.causeOfDeath(b)
+	}
 	b.mu.Lock()
+	if b.limit == "" && !b.ended {
+		b.limit = cause
+	}
 	if proc.limit == "" {
 		proc.limit = b.limit
 	}
@@ -238,6 +245,34 @@ func (p *provider) finishExec(b *box, proc *process, cmd *exec.Cmd, timeout time
 	if proc.limit != "" {
 		proc.exit, proc.signal = -1, uint32(syscall.SIGKILL)
 	}
+}
+
+// runtimeFailed is how the runtime's client ends when the sandbox is gone.
+const runtimeFailed = 128
+
+// causeOfDeath says why a sandbox that was not destroyed runs no more; it is
+// empty if it runs. The kernel ends the whole sandbox at its memory limit.
+func (p *provider) causeOfDeath(b *box) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if _, err := p.rt.memory(ctx, b); err == nil {
+		return "" // it answers: the exit code was the program's own
+	}
+	// A killed kernel takes a moment to give its memory back.
+	for wait := time.Now().Add(2 * time.Second); isSandbox(b.pid, b.ID); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(wait) {
+			return ""
+		}
+	}
+	for file, reached := range map[string]func(string) bool{
+		"/sys/fs/cgroup/memory/numinance/" + b.ID + "/memory.failcnt": func(s string) bool { return s != "0" },
+		"/sys/fs/cgroup/numinance/" + b.ID + "/memory.events":         func(s string) bool { return !strings.Contains(s, "oom_kill 0") },
+	} {
+		if raw, err := os.ReadFile(file); err == nil && reached(strings.TrimSpace(string(raw))) {
+			return "memory"
+		}
+	}
+	return "sandbox"
 }
 
 // killExec ends the process inside; ending the client outside would leave it

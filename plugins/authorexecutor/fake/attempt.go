@@ -36,8 +36,7 @@ func (r *run) attempt(ctx context.Context, s Step, f FilePatch, decision string)
 	case OpWrite, OpDelete, OpPatch:
 		return r.attemptFile(ctx, s, f, decision)
 	case OpRun:
-		_, err := r.spawn(ctx, decision, nil, s.Argv...)
-		return []try{asked("host spawn", err)}
+		return []try{r.attemptSpawn(ctx, decision, nil, s.Argv)}
 	case OpFetch:
 		return r.attemptFetch(ctx, s)
 	case OpCredential:
@@ -59,6 +58,17 @@ func asked(way string, err error) try {
 	return try{way, status.Code(err).String(), false}
 }
 
+// attemptSpawn starts a process under a decision that does not allow it. A
+// command that started and failed was stopped by what it ran into.
+func (r *run) attemptSpawn(ctx context.Context, decision string, stdin []byte, argv []string) try {
+	const way = "host spawn"
+	got, err := r.spawn(ctx, decision, stdin, argv...)
+	if err == nil && got.exit != 0 {
+		return try{way, "exit " + strconv.Itoa(got.exit) + " (" + clean(lastLine(got.output)) + ")", false}
+	}
+	return asked(way, err)
+}
+
 func (r *run) attemptFile(ctx context.Context, s Step, f FilePatch, decision string) []try {
 	path := s.Path
 	argv := []string{"/bin/sh", "-c", writeProgram, "numi", relative(path), "-"}
@@ -69,9 +79,9 @@ func (r *run) attemptFile(ctx context.Context, s Step, f FilePatch, decision str
 		path = f.Path
 		argv = []string{"git", "apply", "--whitespace=nowarn", "-"}
 	}
-	_, err := r.spawn(ctx, decision, append(f.Diff, s.Content...), argv...)
-	tries := []try{asked("host spawn", err)}
+	tries := []try{r.attemptSpawn(ctx, decision, append(f.Diff, s.Content...), argv)}
 
+	var err error
 	full := filepath.Join(r.config.WorkRoot, path)
 	switch s.Op {
 	case OpDelete:

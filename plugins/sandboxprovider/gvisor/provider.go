@@ -371,9 +371,33 @@ func (p *provider) Snapshot(ctx context.Context, r *sandboxproviderv1.SnapshotRe
 	return &sandboxproviderv1.SnapshotResponse{Snapshot: ref}, nil
 }
 
-// snapshot writes the filtered tar to a file first, so that the sandbox stands
-// still only for as long as the disk takes, not the host's store.
-func (p *provider) snapshot(ctx context.Context, b *box, dir, file string, limit int64) (err error) {
+// snapshot writes the filtered tar to a file.
+func (p *provider) snapshot(ctx context.Context, b *box, dir, file string, limit int64) error {
+	raw := file + ".raw"
+	defer os.Remove(raw)
+	if err := p.copyLayer(ctx, b, raw); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	var skip []string
+	if dir == workRoot {
+		skip = b.scratch
+	}
+	err = filterSnapshot(&capped{w: out, left: limit}, raw, dir, skip)
+	if errors.Is(err, errTooLarge) {
+		return status.Errorf(codes.ResourceExhausted, "the snapshot is larger than %d bytes", limit)
+	}
+	return err
+}
+
+// copyLayer writes the whole writable layer to a file while the sandbox stands
+// still, which is for as long as that takes and no longer. The layer's own size
+// limit bounds the file.
+func (p *provider) copyLayer(ctx context.Context, b *box, file string) (err error) {
 	if err := p.rt.run(ctx, b, "pause", b.ID); err != nil {
 		return err
 	}
@@ -383,38 +407,7 @@ func (p *provider) snapshot(ctx context.Context, b *box, dir, file string, limit
 			err = errors.Join(err, fmt.Errorf("the sandbox stands still: %w", rerr))
 		}
 	}()
-	out, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer out.Close()
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
-	defer cancel()
-	// A pipe of its own: the command says a sentence on standard output first.
-	pipe, in, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer pipe.Close()
-	cmd := p.rt.command(ctx, b, "tar", "rootfs-upper", "-file", "/proc/self/fd/3", b.ID)
-	cmd.ExtraFiles = []*os.File{in}
-	err = cmd.Start()
-	in.Close()
-	if err != nil {
-		return err
-	}
-	var skip []string
-	if dir == workRoot {
-		skip = b.scratch
-	}
-	filterErr := filterSnapshot(&capped{w: out, left: limit}, pipe, dir, skip)
-	if err := cmd.Wait(); err != nil && filterErr == nil {
-		return p.rt.failure(ctx, "tar", err, "")
-	}
-	if errors.Is(filterErr, errTooLarge) {
-		return status.Errorf(codes.ResourceExhausted, "the snapshot is larger than %d bytes", limit)
-	}
-	return filterErr
+	return p.rt.run(ctx, b, "tar", "rootfs-upper", "-file", file, b.ID)
 }
 
 var errTooLarge = errors.New("larger than allowed")

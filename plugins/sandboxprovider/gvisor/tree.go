@@ -3,6 +3,7 @@ package gvisor
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -206,49 +207,131 @@ func mayLayer(name string) bool {
 	return top == "home" || top == workRoot
 }
 
-// filterSnapshot copies from the runtime's tar of the whole writable layer the
-// part below dir, renamed to its root, leaving out the skipped directories. It
-// reads r to its end even where it stops copying.
-func filterSnapshot(w io.Writer, r io.Reader, dir string, skip []string) error {
-	defer io.Copy(io.Discard, r)
-	tr := tar.NewReader(bufio.NewReaderSize(r, 1<<20))
+// maxMoved bounds what hard links into a snapshot from outside of it may hold.
+const maxMoved = 64 << 20
+
+// filterSnapshot copies from the runtime's tar of the whole writable layer, in a
+// file, the part below dir, renamed to its root, leaving out the skipped
+// directories and whiteouts. The first name of a file with several names may lie
+// outside of what is kept; then the first kept name becomes the file.
+func filterSnapshot(w io.Writer, file, dir string, skip []string) error {
+	f := filter{prefix: "./" + dir, skip: skip, whiteouts: map[string]bool{}, outside: map[string]*moved{}}
+	if err := eachRaw(file, f.survey); err != nil {
+		return err
+	}
 	tw := tar.NewWriter(w)
-	prefix := "./" + dir
-	for {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("read the snapshot: %w", err)
-		}
-		name, inside := below(h.Name, prefix)
-		if !inside || skipped(name, skip) || isWhiteout(h) {
-			continue
-		}
-		h.Name = "./" + name
-		if h.Typeflag == tar.TypeDir && name != "" {
-			h.Name += "/"
-		}
-		if h.Typeflag == tar.TypeLink {
-			to, ok := below(h.Linkname, prefix)
-			if !ok {
-				return fmt.Errorf("snapshot entry %q is a hard link out of the tree", name)
-			}
-			h.Linkname = "./" + to
-		}
-		h.Format = tar.FormatUnknown
-		if err := tw.WriteHeader(h); err != nil {
-			return fmt.Errorf("write the snapshot: %w", err)
-		}
-		if _, err := io.Copy(tw, tr); err != nil {
-			return fmt.Errorf("write the snapshot: %w", err)
-		}
+	if err := eachRaw(file, func(h *tar.Header, r io.Reader) error { return f.copy(tw, h, r) }); err != nil {
+		return err
 	}
 	if err := tw.Close(); err != nil {
 		return fmt.Errorf("write the snapshot: %w", err)
 	}
 	return nil
+}
+
+type filter struct {
+	prefix    string
+	skip      []string
+	whiteouts map[string]bool   // names, cleaned
+	outside   map[string]*moved // left-out names that a kept hard link points to
+	left      int64
+}
+
+// moved is a file whose first name is left out.
+type moved struct {
+	header  tar.Header
+	content []byte
+	name    string // its first kept name, once written
+}
+
+// kept returns an entry's name in the snapshot, if it has one.
+func (f *filter) kept(name string) (string, bool) {
+	rest, inside := below(name, f.prefix)
+	return rest, inside && !skipped(rest, f.skip)
+}
+
+func (f *filter) survey(h *tar.Header, _ io.Reader) error {
+	name := path.Clean(h.Name)
+	switch {
+	case isWhiteout(h), h.Typeflag == tar.TypeLink && f.whiteouts[path.Clean(h.Linkname)]:
+		f.whiteouts[name] = true
+	case h.Typeflag == tar.TypeLink:
+		_, wanted := f.kept(h.Name)
+		if _, has := f.kept(h.Linkname); wanted && !has {
+			f.outside[path.Clean(h.Linkname)] = &moved{}
+		}
+	}
+	return nil
+}
+
+func (f *filter) copy(tw *tar.Writer, h *tar.Header, r io.Reader) error {
+	if f.whiteouts[path.Clean(h.Name)] {
+		return nil
+	}
+	if m, ok := f.outside[path.Clean(h.Name)]; ok && h.Typeflag == tar.TypeReg {
+		if f.left += h.Size; f.left > maxMoved {
+			return fmt.Errorf("snapshot: hard links from outside of it hold more than %d bytes", maxMoved)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			return fmt.Errorf("read the snapshot: %w", err)
+		}
+		m.header, m.content = *h, content
+	}
+	name, ok := f.kept(h.Name)
+	if !ok {
+		return nil
+	}
+	h.Name = "./" + name
+	if h.Typeflag == tar.TypeDir && name != "" {
+		h.Name += "/"
+	}
+	if h.Typeflag == tar.TypeLink {
+		m, ok := f.outside[path.Clean(h.Linkname)]
+		switch {
+		case ok && m.name == "":
+			own := m.header
+			own.Name, m.name = h.Name, h.Name
+			h, r = &own, bytes.NewReader(m.content)
+		case ok:
+			h.Linkname = m.name
+		default:
+			to, _ := below(h.Linkname, f.prefix)
+			h.Linkname = "./" + to
+		}
+	}
+	h.Format = tar.FormatUnknown
+	if err := tw.WriteHeader(h); err != nil {
+		return fmt.Errorf("write the snapshot: %w", err)
+	}
+	if h.Typeflag != tar.TypeReg {
+		return nil
+	}
+	if _, err := io.Copy(tw, r); err != nil {
+		return fmt.Errorf("write the snapshot: %w", err)
+	}
+	return nil
+}
+
+func eachRaw(file string, f func(*tar.Header, io.Reader) error) error {
+	in, err := os.Open(file)
+	if err != nil {
+		return fmt.Errorf("read the snapshot: %w", err)
+	}
+	defer in.Close()
+	tr := tar.NewReader(bufio.NewReaderSize(in, 1<<20))
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the snapshot: %w", err)
+		}
+		if err := f(h, tr); err != nil {
+			return err
+		}
+	}
 }
 
 // isWhiteout reports whether an entry only says that something of the image is

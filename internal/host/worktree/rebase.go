@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -23,46 +24,87 @@ func (e *ConflictError) Error() string {
 // Is makes errors.Is(err, ErrConflict) true.
 func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
-// Rebase puts a candidate, whose parent is its base, on a new base that the
-// store holds, and returns the new commit: same author, date and message, so
-// the same call gives the same commit. A conflict is a *ConflictError and
-// changes nothing. What comes back is unverified: nothing that was said of the
-// candidate's tree holds for it.
+// maxChain bounds the commits between a candidate and its base.
+const maxChain = 1000
+
+// Rebase puts a candidate, with all of its commits since the base that the
+// store was given, on a new base that the store holds, and returns the new
+// commit: same authors, dates and messages, so the same call gives the same
+// commit. A conflict is a *ConflictError and changes nothing. What comes back
+// is unverified: nothing that was said of the candidate's tree holds for it.
 func (s *Store) Rebase(ctx context.Context, candidate, newBase string) (string, error) {
-	base, err := s.parentOf(ctx, candidate)
+	if err := s.commit(ctx, newBase); err != nil {
+		return "", fmt.Errorf("rebase: %w", err)
+	}
+	chain, base, err := s.chain(ctx, candidate, newBase)
 	if err != nil {
 		return "", fmt.Errorf("rebase: %w", err)
 	}
 	if base == newBase {
 		return candidate, nil
 	}
-	var trees [3]string
-	for i, revision := range []string{base, candidate, newBase} {
-		if trees[i], err = s.TreeOf(ctx, revision); err != nil {
-			return "", fmt.Errorf("rebase: %w", err)
+	onto := newBase
+	for _, commit := range chain {
+		if onto, err = s.pick(ctx, commit, base, onto); err != nil {
+			return "", fmt.Errorf("rebase %s: %w", candidate, err)
+		}
+		base = commit
+	}
+	return onto, nil
+}
+
+// chain returns the commits from the base that the candidate was made on,
+// which is newBase or one whose history the store does not hold, up to the
+// candidate.
+func (s *Store) chain(ctx context.Context, candidate, newBase string) (commits []string, base string, err error) {
+	bases, err := s.bases()
+	if err != nil {
+		return nil, "", err
+	}
+	at := candidate
+	for len(commits) < maxChain {
+		if at == newBase || bases[at] {
+			slices.Reverse(commits)
+			return commits, at, nil
+		}
+		commits = append(commits, at)
+		if at, err = s.parentOf(ctx, at); err != nil {
+			return nil, "", err
 		}
 	}
-	merged, err := s.mergeTrees(ctx, trees, newBase)
-	if err != nil {
-		return "", fmt.Errorf("rebase %s: %w", candidate, err)
+	return nil, "", fmt.Errorf("commit %s is more than %d commits from any base", candidate, maxChain)
+}
+
+// pick puts what commit changed since base on another commit.
+func (s *Store) pick(ctx context.Context, commit, base, onto string) (string, error) {
+	var trees [3]string
+	var err error
+	for i, revision := range []string{base, commit, onto} {
+		if trees[i], err = s.TreeOf(ctx, revision); err != nil {
+			return "", err
+		}
 	}
-	raw, err := s.git.output(ctx, nil, "cat-file", "commit", candidate)
+	merged, err := s.mergeTrees(ctx, trees, onto)
 	if err != nil {
-		return "", fmt.Errorf("rebase: %w", err)
+		return "", err
+	}
+	raw, err := s.git.output(ctx, nil, "cat-file", "commit", commit)
+	if err != nil {
+		return "", err
 	}
 	head, rest, ok := strings.Cut(string(raw), "\nauthor ")
-	if !ok || strings.Contains(head, "\nauthor ") {
-		return "", fmt.Errorf("rebase: commit %s is malformed", candidate)
+	if !ok || strings.Contains(head, "\n\n") {
+		return "", fmt.Errorf("commit %s is malformed", commit)
 	}
-	writer := s.newObjectWriter(newBase, nil)
-	commit, err := writer.object("commit", []byte("tree "+merged+"\nparent "+newBase+"\nauthor "+rest))
+	writer := s.newObjectWriter(onto, nil)
+	made, err := writer.object("commit", []byte("tree "+merged+"\nparent "+onto+"\nauthor "+rest))
 	if err != nil {
-		return "", fmt.Errorf("rebase: write the commit: %w", err)
+		return "", fmt.Errorf("write the commit: %w", err)
 	}
 	if err := writer.sync(); err != nil {
-		return "", fmt.Errorf("rebase: %w", err)
+		return "", err
 	}
-	return commit, s.complete(ctx, commit)
+	return made, s.complete(ctx, made)
 }
 
 func (s *Store) parentOf(ctx context.Context, commit string) (string, error) {

@@ -9,9 +9,11 @@ import (
 	"hash"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -113,19 +115,30 @@ func (s *Store) create(ctx context.Context, revision string) error {
 	return nil
 }
 
-// markShallow tells git that the history before revision is not here.
-func (s *Store) markShallow(revision string) error {
-	path := filepath.Join(s.dir, "shallow")
-	old, err := os.ReadFile(path)
+// bases returns the revisions whose history is not here.
+func (s *Store) bases() (map[string]bool, error) {
+	marks, err := os.ReadFile(filepath.Join(s.dir, "shallow"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read shallow marks: %w", err)
+		return nil, fmt.Errorf("read shallow marks: %w", err)
 	}
-	for line := range strings.SplitSeq(string(old), "\n") {
-		if line == revision {
-			return nil
+	all := map[string]bool{}
+	for line := range strings.SplitSeq(string(marks), "\n") {
+		if line != "" {
+			all[line] = true
 		}
 	}
-	if err := writeDurable(path, append(old, revision+"\n"...)); err != nil {
+	return all, nil
+}
+
+// markShallow tells git that the history before revision is not here.
+func (s *Store) markShallow(revision string) error {
+	all, err := s.bases()
+	if err != nil || all[revision] {
+		return err
+	}
+	all[revision] = true
+	text := strings.Join(slices.Sorted(maps.Keys(all)), "\n") + "\n"
+	if err := writeDurable(filepath.Join(s.dir, "shallow"), []byte(text)); err != nil {
 		return fmt.Errorf("mark %s as shallow: %w", revision, err)
 	}
 	return nil

@@ -642,6 +642,49 @@ func TestRebase(t *testing.T) {
 	}
 }
 
+// Work units are put on top of one another; when the base moves, all of them
+// move.
+func TestRebaseMovesEveryUnit(t *testing.T) {
+	s := newSource(t)
+	s.file("a", "a\n", 0o644)
+	s.file("b", "b\n", 0o644)
+	base := s.commit()
+	store := open(t, s, base)
+	one := diff(t, store, base, []row{{name: "./"}, {name: "./a", body: "one\n"}, {name: "./b", body: "b\n"}}, rules("a"))
+	two := diff(t, store, base, []row{{name: "./"}, {name: "./a", body: "a\n"}, {name: "./b", body: "two\n"}}, rules("b"))
+	both, err := store.Rebase(t.Context(), two.Commit, one.Commit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.file("c", "c\n", 0o644)
+	next := s.commit()
+	bare := filepath.Join(t.TempDir(), "x.git")
+	if _, err := worktree.Import(t.Context(), s.dir, bare, ""); err != nil {
+		t.Fatal(err)
+	}
+	addBase(t, store, bare, next)
+	got, err := store.Rebase(t.Context(), both, next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := store.Compare(t.Context(), next, got, pathscope.Scope{Allowed: []string{"a", "b"}})
+	if d := cmp.Diff(map[string]string{"a": "modified", "b": "modified"}, kinds(c)); err != nil || d != "" || !c.Clean() {
+		t.Errorf("%v\n%s", err, d)
+	}
+	var pack bytes.Buffer
+	if err := store.Pack(t.Context(), &pack, got, next); err != nil {
+		t.Fatal(err)
+	}
+	index := exec.Command("git", "index-pack", "--stdin", "--strict")
+	index.Dir, index.Stdin = s.dir, &pack
+	if out, err := index.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if n := s.git("rev-list", "--count", next+".."+got); n != "2" {
+		t.Errorf("%s commits, want one per unit", n)
+	}
+}
+
 func TestStoreRefusesDangerousPacks(t *testing.T) {
 	s := newSource(t)
 	s.file("x", "x", 0o644)

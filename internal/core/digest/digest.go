@@ -38,11 +38,7 @@ func FromRaw(sum [32]byte) Digest { return Digest(prefix + hex.EncodeToString(su
 
 // Parse checks the form of s and returns it as a Digest.
 func Parse(s string) (Digest, error) {
-	rest, ok := strings.CutPrefix(s, prefix)
-	if !ok || len(rest) != 64 || strings.ToLower(rest) != rest {
-		return "", fmt.Errorf("digest %q: want sha256: and 64 lowercase hex digits", s)
-	}
-	if _, err := hex.DecodeString(rest); err != nil {
+	if !Digest(s).Valid() {
 		return "", fmt.Errorf("digest %q: want sha256: and 64 lowercase hex digits", s)
 	}
 	return Digest(s), nil
@@ -50,8 +46,16 @@ func Parse(s string) (Digest, error) {
 
 // Valid reports whether d has the form of a digest.
 func (d Digest) Valid() bool {
-	_, err := Parse(string(d))
-	return err == nil
+	rest, ok := strings.CutPrefix(string(d), prefix)
+	if !ok || len(rest) != 64 {
+		return false
+	}
+	for i := range len(rest) {
+		if c := rest[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
 }
 
 // Hex returns the 64 hex digits without the algorithm.
@@ -76,11 +80,13 @@ func (d Digest) Raw() ([32]byte, error) {
 // strings, because canonical JSON would silently round them. At most 64 levels
 // may be nested.
 func Canonical(v any) ([]byte, error) {
-	raw, err := json.Marshal(v)
-	if err != nil {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false) // as the canonical form has it
+	if err := enc.Encode(v); err != nil {
 		return nil, fmt.Errorf("encode for the canonical form: %w", err)
 	}
-	return canonicalise(raw)
+	return canonicalise(bytes.TrimSuffix(b.Bytes(), []byte("\n")))
 }
 
 // OfCanonical returns the digest of the canonical form of v.
@@ -95,6 +101,9 @@ func OfCanonical(v any) (Digest, error) {
 // CheckCanonical returns nil only if b is already the canonical form of one
 // JSON object: readers canonicalise, compare, and refuse anything else.
 func CheckCanonical(b []byte) error {
+	if isCanonical(b) {
+		return nil
+	}
 	again, err := canonicalise(b)
 	if err != nil {
 		return err
@@ -106,6 +115,9 @@ func CheckCanonical(b []byte) error {
 }
 
 func canonicalise(raw []byte) ([]byte, error) {
+	if isCanonical(raw) {
+		return raw, nil
+	}
 	trimmed := bytes.TrimLeft(raw, " \t\r\n")
 	if len(trimmed) == 0 || trimmed[0] != '{' {
 		return nil, errors.New("canonical form: the top level must be a JSON object")

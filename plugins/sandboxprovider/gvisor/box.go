@@ -83,7 +83,6 @@ func (p *provider) remove(ctx context.Context, b *box) error {
 			return errors.Join(err, kerr)
 		}
 	}
-	p.rt.close()
 	if err := os.RemoveAll(b.dir); err != nil {
 		return fmt.Errorf("remove the sandbox's directory: %w", err)
 	}

@@ -43,6 +43,9 @@ func (r *runtime) flags(b *box) []string {
 		"--allow-rootfs-tar-annotation",
 		fmt.Sprintf("--overlay2=root:memory,size=%d", b.Disk),
 		"--sidecar-usage-policy=DEFAULT",
+		// The default shares one namespace by a mount in the state directory,
+		// which a killed process would leave behind.
+		"--gofer-network-namespace=new",
 	}
 	if b.Link {
 		f = append(f, "--host-uds=open")
@@ -139,11 +142,6 @@ func (r *runtime) memory(ctx context.Context, b *box) (int64, error) {
 		return 0, fmt.Errorf("read the sandbox's memory: %w", err)
 	}
 	return s.Data.Memory.Usage.Usage, nil
-}
-
-// close removes the mount the runtime keeps in its state directory.
-func (r *runtime) close() {
-	_ = unix.Unmount(filepath.Join(r.root, "null-netns"), unix.MNT_DETACH)
 }
 
 // cgroupsUsable reports whether this process may make control groups with a

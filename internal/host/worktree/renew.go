@@ -114,3 +114,16 @@ func Seed(ctx context.Context, dest, branch string, files map[string][]byte, whe
 	}
 	return revision, syncDir(filepath.Dir(dest))
 }
+
+// Message returns the message of a commit, at most 1 MiB of it.
+func Message(ctx context.Context, dir, revision string) ([]byte, error) {
+	if !revisionPattern.MatchString(revision) {
+		return nil, fmt.Errorf("read commit %q: not a full commit id", revision)
+	}
+	raw, err := command{gitDir: dir}.output(ctx, nil, "cat-file", "commit", revision)
+	if err != nil {
+		return nil, fmt.Errorf("read commit %s: %w", revision, err)
+	}
+	_, message, _ := strings.Cut(string(raw), "\n\n")
+	return []byte(message[:min(len(message), 1<<20)]), nil
+}

@@ -23,7 +23,10 @@ import (
 // review, report a check. It is safe for concurrent use, also by several
 // processes.
 type Forge struct {
-	dir   string
+	dir      string
+	imported bool
+
+	mu    sync.Mutex // guards repos
 	repos map[string]*repository
 }
 
@@ -49,7 +52,7 @@ func Open(ctx context.Context, dataDir string, c Config) (*Forge, error) {
 	if err := checkGit(ctx); err != nil {
 		return nil, fmt.Errorf("open forge: %w", err)
 	}
-	f := &Forge{dir: dataDir, repos: map[string]*repository{}}
+	f := &Forge{dir: dataDir, imported: c.Imported, repos: map[string]*repository{}}
 	for _, rc := range c.Repositories {
 		if rc.Name == "" || len(rc.Name) > 256 {
 			return nil, fmt.Errorf("open forge: repository name %q: 1 to 256 bytes", rc.Name)
@@ -62,13 +65,37 @@ func Open(ctx context.Context, dataDir string, c Config) (*Forge, error) {
 				return nil, fmt.Errorf("open forge: repository %q: %w", rc.Name, err)
 			}
 		}
-		f.repos[rc.Name] = &repository{
-			config: rc,
-			git:    command{dir: Directory(dataDir, rc.Name)},
-			state:  filepath.Join(dataDir, escape(rc.Name)+".forge"),
-		}
+		f.add(rc)
 	}
 	return f, nil
+}
+
+// add takes a repository in; f.mu is held, or f is not shared yet.
+func (f *Forge) add(c RepositoryConfig) *repository {
+	r := &repository{
+		config: c,
+		git:    command{dir: Directory(f.dir, c.Name)},
+		state:  filepath.Join(f.dir, escape(c.Name)+".forge"),
+	}
+	f.repos[c.Name] = r
+	return r
+}
+
+// known returns a repository that is configured, or that was imported where
+// that is enough; nil if it is neither.
+func (f *Forge) known(name string) *repository {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r := f.repos[name]; r != nil {
+		return r
+	}
+	if !f.imported || name == "" || len(name) > 256 {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(Directory(f.dir, name), "HEAD")); err != nil {
+		return nil
+	}
+	return f.add(RepositoryConfig{Name: name})
 }
 
 // checkGit wants a git that can merge without a work tree.
@@ -86,7 +113,7 @@ func checkGit(ctx context.Context) error {
 
 // repository returns one that can be read.
 func (f *Forge) repository(name string) (*repository, error) {
-	r := f.repos[name]
+	r := f.known(name)
 	if r == nil {
 		return nil, status.Errorf(codes.NotFound, "no repository %q", name)
 	}

@@ -19,6 +19,9 @@ import (
 type Config struct {
 	// Repositories are the ones that are served.
 	Repositories []RepositoryConfig `json:"repositories"`
+	// Imported serves every other repository that the host has imported into the
+	// data directory too, under its name, with nothing configured.
+	Imported bool `json:"imported,omitempty"`
 }
 
 // RepositoryConfig is one repository of the forge.

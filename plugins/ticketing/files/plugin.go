@@ -21,6 +21,9 @@ type Config struct {
 	// Projects maps a project's name to its directory, an absolute path; empty
 	// for one in the plugin's data directory.
 	Projects map[string]string `json:"projects"`
+	// Imported serves every other project whose directory the host has made in
+	// the data directory too.
+	Imported bool `json:"imported,omitempty"`
 	// Workflow replaces the default states. The first state of a category is
 	// the one that a transition to it gives.
 	Workflow []State `json:"workflow,omitempty"`
@@ -63,6 +66,9 @@ func open(_ context.Context, s *sdk.Session) (sdk.Register, error) {
 		}
 	}
 	srv := &server{effects: s.Effects(), webURL: c.WebURL, projects: map[string]*project{}}
+	if c.Imported {
+		srv.imported = s.DataDir
+	}
 	var err error
 	if srv.workflow, err = newWorkflow(c.Workflow); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
@@ -75,10 +81,10 @@ func open(_ context.Context, s *sdk.Session) (sdk.Register, error) {
 			if s.DataDir == "" {
 				return nil, fmt.Errorf("configuration: project %q has no directory and the plugin no data directory", name)
 			}
-			dir = filepath.Join(s.DataDir, "projects", fmt.Sprintf("%x", name))
-			if len(name) > 100 {
+			if len(name) > maxName {
 				return nil, fmt.Errorf("configuration: project %q: give it a directory, its name is too long for one", name)
 			}
+			dir = Directory(s.DataDir, name)
 			if err := os.MkdirAll(dir, 0o700); err != nil {
 				return nil, fmt.Errorf("make the directory of project %q: %w", name, err)
 			}
@@ -89,4 +95,13 @@ func open(_ context.Context, s *sdk.Session) (sdk.Register, error) {
 		srv.projects[name] = &project{name: name, dir: dir, workflow: srv.workflow}
 	}
 	return func(r grpc.ServiceRegistrar) { ticketingv1.RegisterTicketingServiceServer(r, srv) }, nil
+}
+
+// maxName bounds the name of a project that lies in the data directory.
+const maxName = 100
+
+// Directory returns where the tracker in dataDir keeps the issues of a project
+// that has no directory of its own.
+func Directory(dataDir, name string) string {
+	return filepath.Join(dataDir, "projects", fmt.Sprintf("%x", name))
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"buf.build/go/protovalidate"
@@ -31,7 +32,30 @@ type server struct {
 	effects  *sdk.Effects
 	workflow workflow
 	webURL   string
+	imported string // data directory whose projects are served unasked; or empty
+
+	mu       sync.Mutex // guards projects
 	projects map[string]*project
+}
+
+// known returns a project that is configured, or whose directory is there where
+// that is enough; nil if it is neither.
+func (s *server) known(name string) *project {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.projects[name]; p != nil {
+		return p
+	}
+	if s.imported == "" || name == "" || len(name) > maxName {
+		return nil
+	}
+	dir := Directory(s.imported, name)
+	if fi, err := os.Lstat(dir); err != nil || !fi.IsDir() {
+		return nil
+	}
+	p := &project{name: name, dir: dir, workflow: s.workflow}
+	s.projects[name] = p
+	return p
 }
 
 // valid checks the bounds of the contract.
@@ -45,7 +69,7 @@ func valid(m proto.Message) error {
 // open returns the project's directory. A project that is not served holds no
 // issue.
 func (s *server) open(name string) (*project, *os.Root, error) {
-	p := s.projects[name]
+	p := s.known(name)
 	if p == nil {
 		return nil, nil, errNoIssue
 	}

@@ -401,6 +401,32 @@ func TestAsAnOrdinaryUser(t *testing.T) {
 	}
 }
 
+// A plugin that its author starts by hand is found by the two variables.
+func TestAttach(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var byHand *exec.Cmd
+	p := start(t, pluginhost.Attach{Dir: t.TempDir(), Announce: func(env []string) {
+		byHand = exec.Command(exe, "serve-test-plugin", "normal")
+		byHand.Env = env
+		if err := byHand.Start(); err != nil {
+			t.Error(err)
+		}
+	}})
+	if r, err := ask(t, p, "ABC-1"); err != nil || r.GetStatus() != pluginv1.ActionStatus_ACTION_STATUS_SUCCEEDED {
+		t.Errorf("got %v, %v, want success", r, err)
+	}
+	if err := byHand.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = byHand.Wait()
+	if _, err := ask(t, p, "ABC-1"); status.Code(err) != codes.Unavailable {
+		t.Errorf("after its end: %v, want UNAVAILABLE", err)
+	}
+}
+
 // running returns the pids of processes whose arguments contain s.
 func running(s string) (pids []int) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*/cmdline")

@@ -41,10 +41,13 @@ func probe() {
 	try := func(dir string) error { return os.WriteFile(filepath.Join(dir, "probe"), []byte("x"), 0o600) }
 	can("write-data", try(os.Getenv("DATA")))
 	can("write-shared", try(os.Getenv("SHARED")))
+	can("write-readable", try(os.Getenv("READABLE")))
+	_, err := os.ReadFile(filepath.Join(os.Getenv("READABLE"), "f"))
+	can("read-readable", err)
 	can("write-tmp", try("/tmp"))
 	can("write-root", try("/"))
 	can("write-usr", try("/usr"))
-	_, err := os.ReadFile(os.Getenv("SECRET"))
+	_, err = os.ReadFile(os.Getenv("SECRET"))
 	can("read-secret", err)
 	_, err = os.ReadFile("/etc/shadow")
 	can("read-shadow", err)
@@ -110,7 +113,10 @@ func inJail(t *testing.T, mapped, tools bool, uid int) (string, int, jail.Report
 		}
 		return d
 	}
-	root, sockets, data, shared := dir("root"), dir("sockets"), dir("data"), dir("shared")
+	root, sockets, data, shared, readable := dir("root"), dir("sockets"), dir("data"), dir("shared"), dir("readable")
+	if err := os.WriteFile(filepath.Join(readable, "f"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if !mapped {
 		for _, d := range []string{sockets, data} { // shared stays root's: its owner is mapped
 			if err := os.Chown(d, uid, uid); err != nil {
@@ -139,8 +145,8 @@ func inJail(t *testing.T, mapped, tools bool, uid int) (string, int, jail.Report
 	var out bytes.Buffer
 	j, err := jail.Start(exe, jail.Spec{
 		Argv: []string{exe, "probe"}, UID: uid, GID: uid, Mapped: mapped, Root: root, Sockets: sockets, Tools: tools,
-		Env:      []string{"DATA=" + data, "SHARED=" + shared, "SECRET=" + secret, "VICTIM=" + victim},
-		Writable: []string{data, shared}, TmpBytes: 8 << 20,
+		Env:      []string{"DATA=" + data, "SHARED=" + shared, "SECRET=" + secret, "VICTIM=" + victim, "READABLE=" + readable},
+		Writable: []string{data, shared}, Readable: []string{readable}, TmpBytes: 8 << 20,
 	}, &out)
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +176,7 @@ func inJail(t *testing.T, mapped, tools bool, uid int) (string, int, jail.Report
 func check(t *testing.T, out string, code, uid int, tools bool) {
 	t.Helper()
 	want := []string{
-		fmt.Sprintf("uid %d", uid), "can write-data", "can write-shared", "can write-tmp", "cannot write-root", "cannot write-usr",
+		fmt.Sprintf("uid %d", uid), "can write-data", "can write-shared", "can write-tmp", "can read-readable", "cannot write-readable", "cannot write-root", "cannot write-usr",
 		"cannot read-secret", "cannot read-shadow", "cannot dial-out", "cannot reach-foreign-socket", "cannot reach-abstract-socket",
 		"cannot unshare", "cannot nest-user-namespace", "cannot mount", "cannot trace-init", "cannot open-init-memory", "cannot become-root",
 		"env DATA", "end",
@@ -190,8 +196,8 @@ func check(t *testing.T, out string, code, uid int, tools bool) {
 			t.Errorf("missing %q", w)
 		}
 	}
-	if n := strings.Count(out, "env "); n != 4 {
-		t.Errorf("%d variables in the environment, want the 4 given", n)
+	if n := strings.Count(out, "env "); n != 5 {
+		t.Errorf("%d variables in the environment, want the 5 given", n)
 	}
 	if code != 7 {
 		t.Errorf("exit code %d, want the program's 7", code)

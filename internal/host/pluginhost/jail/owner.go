@@ -7,11 +7,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 )
 
-// owners opens, for each writable directory that belongs to another uid than the
-// plugin's, a user namespace that maps that owner to the plugin. Mounted with
+// owners opens, for each directory that belongs to another uid than the plugin's,
+// a user namespace that maps that owner to the plugin. Mounted with
 // it, the directory is the plugin's inside while files keep their owner on disk,
 // and no mode is widened. Only root can do that, and only root needs it.
 func (s Spec) owners() (byPath map[string]*os.File, err error) {
@@ -19,7 +20,7 @@ func (s Spec) owners() (byPath map[string]*os.File, err error) {
 	if s.Mapped {
 		return byPath, nil
 	}
-	for _, p := range s.Writable {
+	for _, p := range slices.Concat(s.Writable, s.Readable) {
 		st, err := os.Stat(p)
 		if err != nil {
 			return byPath, fmt.Errorf("look at %s: %w", p, err)

@@ -3,6 +3,7 @@
 package jail
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,10 +48,18 @@ func (s Spec) buildRoot() (proc bool, err error) {
 			return false, err
 		}
 	}
-	for _, p := range append(s.Readable, s.Argv[0]) {
-		if err := bind(p, at(p), true, nil); err != nil {
+	for _, p := range s.Readable {
+		err := bind(p, at(p), true, s.owner(p))
+		if errors.Is(err, unix.EINVAL) {
+			// A file system without maps: the program sees what others may see.
+			err = bind(p, at(p), true, noMap)
+		}
+		if err != nil {
 			return false, err
 		}
+	}
+	if err := bind(s.Argv[0], at(s.Argv[0]), true, noMap); err != nil {
+		return false, err
 	}
 	for _, p := range devices {
 		if err := bindDevice(p, at(p)); err != nil {
@@ -60,15 +69,11 @@ func (s Spec) buildRoot() (proc bool, err error) {
 	if err := os.MkdirAll(at("/proc"), 0o755); err != nil {
 		return false, fmt.Errorf("make /proc: %w", err)
 	}
-	if err := bind(s.Sockets, at(SocketDir), false, nil); err != nil {
+	if err := bind(s.Sockets, at(SocketDir), false, noMap); err != nil {
 		return false, err
 	}
 	for _, p := range s.Writable {
-		var owner *os.File
-		if fd, ok := s.Owners[p]; ok {
-			owner = os.NewFile(uintptr(fd), "owner")
-		}
-		if err := bind(p, at(p), false, owner); err != nil {
+		if err := bind(p, at(p), false, s.owner(p)); err != nil {
 			return false, err
 		}
 	}
@@ -108,6 +113,18 @@ func (s Spec) buildRoot() (proc bool, err error) {
 	return proc, nil
 }
 
+// noMap is the descriptor of no user namespace.
+const noMap = -1
+
+// owner returns the descriptor of the user namespace that a directory is mounted
+// with, or noMap.
+func (s Spec) owner(path string) int {
+	if fd, ok := s.Owners[path]; ok {
+		return fd
+	}
+	return noMap
+}
+
 // bindIfThere binds a host path read-only, repeats it if it is a link, and skips
 // what this host does not have.
 func (s Spec) bindIfThere(p string) error {
@@ -132,18 +149,18 @@ func (s Spec) bindIfThere(p string) error {
 		}
 		return nil
 	}
-	return bind(p, to, true, nil)
+	return bind(p, to, true, noMap)
 }
 
-// bind makes from appear at to, without set-uid programs and devices. idmap, if
-// given, is a user namespace whose map the new mount has.
-func bind(from, to string, readOnly bool, idmap *os.File) error {
+// bind makes from appear at to, without set-uid programs and devices. idmap is
+// the user namespace whose map the new mount has, or noMap.
+func bind(from, to string, readOnly bool, idmap int) error {
 	if err := mountpoint(from, to); err != nil {
 		return err
 	}
 	flags := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC)
 	recursive := uint(unix.AT_RECURSIVE)
-	if idmap != nil {
+	if idmap != noMap {
 		recursive = 0 // other file systems below may not know maps
 	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, from, flags|recursive)
@@ -155,12 +172,12 @@ func bind(from, to string, readOnly bool, idmap *os.File) error {
 	if readOnly {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
-	if idmap != nil {
+	if idmap != noMap {
 		attr.Attr_set |= unix.MOUNT_ATTR_IDMAP
-		attr.Userns_fd = uint64(idmap.Fd())
+		attr.Userns_fd = uint64(idmap)
 	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|recursive, &attr); err != nil {
-		if idmap != nil {
+		if idmap != noMap {
 			return fmt.Errorf("map the owner of %s to the plugin: %w: its file system does not support that; give the directory to the plugin's uid or keep it elsewhere", from, err)
 		}
 		return fmt.Errorf("restrict %s: %w", from, err)

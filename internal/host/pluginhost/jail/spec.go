@@ -30,8 +30,8 @@ type Spec struct {
 	// Writable and Readable are directories that appear under their own path.
 	Writable []string `json:"writable"`
 	Readable []string `json:"readable"`
-	// Owners names the descriptor of a user namespace for each writable directory
-	// that is mounted with its owner mapped to UID; Start fills it.
+	// Owners names the descriptor of a user namespace for each of them that is
+	// mounted with its owner mapped to UID; Start fills it.
 	Owners map[string]int `json:"owners,omitempty"`
 	// Tools lets the program run the host's programs under /usr, and anything it
 	// writes itself; without it only Argv[0] can be executed.

@@ -249,6 +249,29 @@ func (g Grant) Narrow(to Grant) (Grant, error) {
 	return New(to)
 }
 
+// Equal reports whether two grants are the same in every part as it stands:
+// lists in one order and times in one zone. Whatever follows from one then
+// follows from the other.
+func (g Grant) Equal(o Grant) bool {
+	return g.ID == o.ID && g.Change == o.Change && g.WorkUnit == o.WorkUnit && g.Run == o.Run && g.Actor == o.Actor &&
+		g.Budget == o.Budget && g.NotBefore == o.NotBefore && g.Expires == o.Expires &&
+		slices.Equal(g.Verbs, o.Verbs) && slices.Equal(g.Resources, o.Resources) && slices.Equal(g.Scopes, o.Scopes) &&
+		slices.Equal(g.Paths.Allowed, o.Paths.Allowed) && slices.Equal(g.Paths.Denied, o.Paths.Denied) &&
+		slices.Equal(g.Paths.Protected, o.Paths.Protected) && slices.Equal(g.Capabilities, o.Capabilities) &&
+		slices.Equal(g.Egress, o.Egress) && slices.Equal(g.Credentials, o.Credentials)
+}
+
+// Clone returns a grant that shares no list with g.
+func (g Grant) Clone() Grant {
+	for _, list := range []*[]string{
+		&g.Verbs, &g.Resources, &g.Scopes, &g.Paths.Allowed, &g.Paths.Denied, &g.Paths.Protected, &g.Capabilities, &g.Credentials,
+	} {
+		*list = slices.Clone(*list)
+	}
+	g.Egress = slices.Clone(g.Egress)
+	return g
+}
+
 // HasVerb reports whether the grant holds a verb, by its exact name.
 func (g Grant) HasVerb(verb string) bool { return slices.Contains(g.Verbs, verb) }
 

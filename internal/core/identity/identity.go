@@ -5,7 +5,7 @@ package identity
 
 import (
 	"fmt"
-	"regexp"
+	"strings"
 )
 
 // ActorKind is the kind of identity an action runs under. The zero value is
@@ -47,7 +47,7 @@ func ParseActorKind(s string) (ActorKind, error) {
 // are the same party whatever kind they present.
 type Principal string
 
-// Ids of the things an action belongs to. All have the form idPattern.
+// Ids of the things an action belongs to. ValidID says what form they have.
 type (
 	ChangeID   string
 	WorkUnitID string
@@ -61,17 +61,47 @@ type (
 // no Change.
 const SystemChange ChangeID = "system"
 
-var (
-	idPattern        = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
-	principalPattern = regexp.MustCompile(`^[a-z]+:[A-Za-z0-9][A-Za-z0-9._@/-]{0,126}$`)
-)
-
 // ValidID reports whether s can be an id: 1 to 63 of a-z, 0-9 and '-', not
 // beginning with '-'.
-func ValidID[T ~string](s T) bool { return idPattern.MatchString(string(s)) }
+func ValidID[T ~string](s T) bool {
+	if len(s) < 1 || len(s) > 63 || s[0] == '-' {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; !lower(c) && !digit(c) && c != '-' {
+			return false
+		}
+	}
+	return true
+}
 
-// Valid reports whether p is a type, a colon and a name, as in "human:alice".
-func (p Principal) Valid() bool { return principalPattern.MatchString(string(p)) }
+// Valid reports whether p is a type of a-z, a colon, and a name of 1 to 127 of
+// letters, digits and "._@/-" that begins with a letter or digit, as in
+// "human:alice".
+func (p Principal) Valid() bool {
+	kind, name, ok := strings.Cut(string(p), ":")
+	if !ok || kind == "" || len(name) < 1 || len(name) > 127 {
+		return false
+	}
+	for i := range len(kind) {
+		if !lower(kind[i]) {
+			return false
+		}
+	}
+	for i := range len(name) {
+		c := name[i]
+		if lower(c) || digit(c) || c >= 'A' && c <= 'Z' {
+			continue
+		}
+		if i == 0 || c != '.' && c != '_' && c != '@' && c != '/' && c != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+func lower(c byte) bool { return c >= 'a' && c <= 'z' }
+func digit(c byte) bool { return c >= '0' && c <= '9' }
 
 // Actor is one party under one identity in one run.
 type Actor struct {

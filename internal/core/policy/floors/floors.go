@@ -4,6 +4,8 @@
 // consulted here that could allow anything.
 package floors
 
+import "sync"
+
 // Row is one floor. Denies is pure; its detail is a sentence for the person
 // who asked. Ask says what a person could do instead.
 type Row struct {
@@ -27,10 +29,15 @@ type Finding struct {
 // that no floor denies it.
 func Check(r Request) []Finding {
 	var found []Finding
-	for _, row := range Table() {
+	rows := table()
+	for i := range rows {
+		row := &rows[i]
 		if denied, detail := row.Denies(r); denied {
 			found = append(found, Finding{ID: row.ID, Detail: detail, Sentence: row.Sentence, Clauses: row.Clauses, Ask: row.Ask})
 		}
 	}
 	return found
 }
+
+// table is Table, made once; it is only read.
+var table = sync.OnceValue(Table)

@@ -127,7 +127,7 @@ type Config struct {
 	Trees      Trees
 	Blobs      Blobs
 	// Idle is how long an adapter may say and ask nothing before the run is
-	// stalled; 0 is ten minutes.
+	// stalled; 0 is half an hour, which a long silent build fits in.
 	Idle time.Duration
 	// Now is the clock; nil is the system's.
 	Now func() time.Time
@@ -143,7 +143,7 @@ func New(c Config) (*Context, error) {
 		return nil, errors.New("execution context needs a dispatcher, sandboxes, adapters, trees and blobs")
 	}
 	if c.Idle <= 0 {
-		c.Idle = 10 * time.Minute
+		c.Idle = 30 * time.Minute
 	}
 	if c.Now == nil {
 		c.Now = time.Now

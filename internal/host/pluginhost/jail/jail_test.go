@@ -262,3 +262,43 @@ func TestJailOfUser(t *testing.T) {
 		})
 	}
 }
+
+// A provider with tools can use the host's git and its own compiler's output.
+func TestToolsWork(t *testing.T) {
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip("this machine has no git")
+	}
+	base := t.TempDir()
+	for _, d := range []string{"root", "sockets", "data"} {
+		if err := os.Mkdir(filepath.Join(base, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data := filepath.Join(base, "data")
+	s := jail.Spec{
+		Argv: []string{"/bin/sh", "-ec", `cd "$HOME"; git init -q r; cd r; echo x >f; git add f
+git -c user.name=a -c user.email=a@b commit -qm one; git gc -q; git fsck --strict; git log --format=%s
+printf '#!/bin/sh\necho ran\n' >run; chmod +x run; ./run; sleep 0.01 & wait`},
+		Env:  []string{"HOME=" + data, "PATH=/usr/bin:/bin", "TMPDIR=/tmp"},
+		Root: filepath.Join(base, "root"), Sockets: filepath.Join(base, "sockets"), Writable: []string{data},
+		Tools: true, TmpBytes: 8 << 20, UID: os.Getuid(), GID: os.Getgid(), Mapped: true,
+	}
+	if os.Getuid() == 0 {
+		s.UID, s.GID, s.Mapped = 48999, 48999, false
+	}
+	s.Argv[0], _ = filepath.EvalSymlinks(s.Argv[0])
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var out bytes.Buffer
+	j, err := jail.Start(static(t), s, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.Report(time.Now().Add(10 * time.Second)); err != nil {
+		j.Kill()
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	if err := j.Cmd.Wait(); err != nil || out.String() != "one\nran\n" {
+		t.Fatalf("got %v\n%s", err, out.String())
+	}
+}

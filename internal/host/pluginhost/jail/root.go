@@ -58,8 +58,10 @@ func (s Spec) buildRoot() (proc bool, err error) {
 			return false, err
 		}
 	}
-	if err := bind(s.Argv[0], at(s.Argv[0]), true, noMap); err != nil {
-		return false, err
+	if !same(s.Argv[0], at(s.Argv[0])) { // else it is one of the host's tools
+		if err := bind(s.Argv[0], at(s.Argv[0]), true, noMap); err != nil {
+			return false, err
+		}
 	}
 	for _, p := range devices {
 		if err := bindDevice(p, at(p)); err != nil {
@@ -186,6 +188,12 @@ func bind(from, to string, readOnly bool, idmap int) error {
 		return fmt.Errorf("mount %s: %w", from, err)
 	}
 	return nil
+}
+
+func same(a, b string) bool {
+	x, errX := os.Stat(a)
+	y, errY := os.Stat(b)
+	return errX == nil && errY == nil && os.SameFile(x, y)
 }
 
 func mountpoint(from, to string) error {

@@ -44,6 +44,7 @@ var floors = []floor{
 	{prefix: "internal/edge", may: []string{"gen", "internal/core", "internal/host", "internal/orchestration", "conformance"}},
 	{prefix: "internal/daemon", may: []string{"gen", "sdk", "plugins", "internal/core", "internal/host", "internal/contexts", "internal/orchestration", "internal/edge"}},
 	{prefix: "internal/archtest"},
+	{prefix: "test/e2e"},
 	{prefix: "internal/testing", may: []string{"gen", "sdk", "plugins", "internal"}},
 	{prefix: "cmd/numi", may: []string{"internal", "plugins", "sdk"}},
 	{prefix: "cmd/numi-sandbox"},

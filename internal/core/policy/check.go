@@ -56,13 +56,14 @@ func checkStrict(r Request) (out []refusal) {
 }
 
 // checkGrant is the second layer: what the run was given (P-029, H-044, H-048).
-func checkGrant(r Request) (out []refusal) {
+// invalid is what Validate says of the grant.
+func checkGrant(r Request, invalid error) (out []refusal) {
 	g := r.Grant
 	deny := func(id, clause, ask, format string, args ...any) {
 		out = append(out, refuse(LayerGrant, id, clause, ask, format, args...))
 	}
-	if err := g.Validate(); err != nil {
-		deny("valid", "H-044", "the run needs a grant", "%s", err)
+	if invalid != nil {
+		deny("valid", "H-044", "the run needs a grant", "%s", invalid)
 		return out
 	}
 	switch {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cedar-policy/cedar-go"
 	"github.com/numinance/numinance/internal/core/digest"
+	"github.com/numinance/numinance/internal/core/grant"
 	"github.com/numinance/numinance/internal/core/identity"
 )
 
@@ -105,35 +106,32 @@ type verbFacts struct {
 	Risk       string `json:"risk"`
 }
 
-func newFacts(r Request, valid []Approval) facts {
+// known are the parts of a request that a memo holds.
+type known struct {
+	grant    *heldGrant
+	provider *knownProvider
+	change   *knownChange
+	run      *knownRun
+}
+
+func (m *memos) known(r Request) known {
+	return known{m.grant(r.Grant), m.provider(r.Provider), m.change(r.Change), m.run(r.Actor.Run, r.Run)}
+}
+
+func newFacts(r Request, valid []Approval, k known) facts {
 	f := facts{
-		Action: r.Action(),
-		Actor:  actorFacts{Kind: r.Actor.Kind.String(), Principal: string(r.Actor.Principal), Run: string(r.Actor.Run), Vendor: r.Actor.Vendor},
-		Caller: r.Caller.String(),
-		Change: changeFacts{
-			Approved: r.Change.Approved, Authors: []string{}, HeadMatches: r.Change.HeadMatches, ID: string(r.Change.ID),
-			Requester: string(r.Change.Requester), State: r.Change.State, Verified: r.Change.Verified,
-		},
-		DryRun: r.DryRun,
-		Grant: grantFacts{
-			Capabilities: list(r.Grant.Capabilities), Credentials: list(r.Grant.Credentials), Egress: []string{}, ID: string(r.Grant.ID),
-			Scopes: list(r.Grant.Scopes), Verbs: list(r.Grant.Verbs), WorkUnit: string(r.Grant.WorkUnit),
-		},
-		Input: string(r.Input),
-		Provider: providerFacts{
-			Credentials: list(r.Provider.Credentials), Egress: list(r.Provider.Egress), Extension: r.Provider.Extension,
-			Manifest: string(r.Provider.Manifest), Origin: r.Provider.Origin,
-		},
+		Action:    r.Action(),
+		Actor:     actorFacts{Kind: r.Actor.Kind.String(), Principal: string(r.Actor.Principal), Run: string(r.Actor.Run), Vendor: r.Actor.Vendor},
+		Caller:    r.Caller.String(),
+		Change:    k.change.facts,
+		DryRun:    r.DryRun,
+		Grant:     k.grant.facts,
+		Input:     string(r.Input),
+		Provider:  k.provider.facts,
 		Resources: list(r.Resources),
-		Run:       runFacts{Denials: r.Run.Denials, Tainted: r.Run.Tainted, VerbsUsed: list(r.Run.VerbsUsed)},
+		Run:       k.run.facts,
 		Time:      newTimeFacts(r.Now),
 		Approvals: approvalFacts{By: []string{}, Groups: []string{}},
-	}
-	for _, a := range r.Change.Authors {
-		f.Change.Authors = append(f.Change.Authors, string(a.Principal))
-	}
-	for _, d := range r.Grant.Egress {
-		f.Grant.Egress = append(f.Grant.Egress, d.String())
 	}
 	for _, a := range valid {
 		f.Approvals.By = append(f.Approvals.By, string(a.Approver))
@@ -143,6 +141,34 @@ func newFacts(r Request, valid []Approval) facts {
 		f.Tool = newToolFacts(*r.Tool)
 	} else {
 		f.Verb = &verbFacts{Exec: r.Verb.Exec.String(), Idempotent: r.Verb.Idempotent, Port: r.Verb.Port, Risk: r.Verb.Risk.String()}
+	}
+	return f
+}
+
+func newGrantFacts(g grant.Grant) grantFacts {
+	f := grantFacts{
+		Capabilities: list(g.Capabilities), Credentials: list(g.Credentials), Egress: []string{}, ID: string(g.ID),
+		Scopes: list(g.Scopes), Verbs: list(g.Verbs), WorkUnit: string(g.WorkUnit),
+	}
+	for _, d := range g.Egress {
+		f.Egress = append(f.Egress, d.String())
+	}
+	return f
+}
+
+func newProviderFacts(p ProviderFacts) providerFacts {
+	return providerFacts{
+		Credentials: list(p.Credentials), Egress: list(p.Egress), Extension: p.Extension, Manifest: string(p.Manifest), Origin: p.Origin,
+	}
+}
+
+func newChangeFacts(c ChangeFacts) changeFacts {
+	f := changeFacts{
+		Approved: c.Approved, Authors: []string{}, HeadMatches: c.HeadMatches, ID: string(c.ID), Requester: string(c.Requester),
+		State: c.State, Verified: c.Verified,
+	}
+	for _, a := range c.Authors {
+		f.Authors = append(f.Authors, string(a.Principal))
 	}
 	return f
 }
@@ -202,9 +228,9 @@ func splitHost(s string) (host string, port int, err error) {
 // canonical returns the recorded form of f. The fields of facts stand in the
 // order of their names, so that encoding it gives the canonical form directly;
 // wherever the plain encoding could differ, the canonicaliser does it.
-func (f facts) canonical() (json.RawMessage, error) {
-	if f.Run.Denials < 0 || f.Run.Denials > 1<<53 {
-		return nil, fmt.Errorf("count of denials %d is out of range", f.Run.Denials)
+func (f *facts) canonical() (json.RawMessage, error) {
+	if err := f.inRange(); err != nil {
+		return nil, err
 	}
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -221,34 +247,104 @@ func (f facts) canonical() (json.RawMessage, error) {
 	return out, nil
 }
 
-// request turns f into what Cedar evaluates.
-func (f facts) request() (cedar.Request, error) {
+func (f *facts) inRange() error {
+	if f.Run.Denials < 0 || f.Run.Denials > 1<<53 {
+		return fmt.Errorf("count of denials %d is out of range", f.Run.Denials)
+	}
+	return nil
+}
+
+// written is canonical with the help of what a memo has written before.
+func (f *facts) written(k known) (json.RawMessage, error) {
+	if err := f.inRange(); err != nil {
+		return nil, err
+	}
+	w := writer{b: make([]byte, 0, 1024+len(k.grant.json)+len(k.provider.json)+len(k.change.json))}
+	if f.write(&w, k) {
+		return w.b, nil
+	}
+	return f.canonical()
+}
+
+// records are the parts of a context that Cedar reads and that a memo can hold.
+type records struct{ actor, change, grant, provider, run, time, verb cedar.Record }
+
+// records makes all of f's parts anew.
+func (f *facts) records() records {
+	r := records{
+		actor: f.Actor.record(), change: f.Change.record(), grant: f.Grant.record(), provider: f.Provider.record(),
+		run: f.Run.record(), time: f.Time.record(),
+	}
+	if f.Verb != nil {
+		r.verb = f.Verb.record()
+	}
+	return r
+}
+
+// records takes f's parts from the memos where they are there.
+func (m *memos) records(f *facts, k known) records {
+	r := records{
+		actor: recordOf(&m.actors, f.Actor), change: k.change.record, grant: k.grant.record, provider: k.provider.record,
+		run: k.run.record, time: recordOf(&m.times, f.Time),
+	}
+	if f.Verb != nil {
+		r.verb = recordOf(&m.verbs, *f.Verb)
+	}
+	return r
+}
+
+func (f actorFacts) record() cedar.Record {
+	return record(text("kind", f.Kind), text("principal", f.Principal), text("run", f.Run), text("vendor", f.Vendor))
+}
+
+func (f changeFacts) record() cedar.Record {
+	return record(flag("approved", f.Approved), texts("authors", f.Authors), flag("head_matches", f.HeadMatches), text("id", f.ID),
+		text("requester", f.Requester), text("state", f.State), flag("verified", f.Verified))
+}
+
+func (f grantFacts) record() cedar.Record {
+	return record(texts("capabilities", f.Capabilities), texts("credentials", f.Credentials), texts("egress", f.Egress), text("id", f.ID),
+		texts("scopes", f.Scopes), texts("verbs", f.Verbs), text("work_unit", f.WorkUnit))
+}
+
+func (f providerFacts) record() cedar.Record {
+	return record(texts("credentials", f.Credentials), texts("egress", f.Egress), text("extension", f.Extension), text("manifest", f.Manifest),
+		text("origin", f.Origin))
+}
+
+func (f runFacts) record() cedar.Record {
+	return record(number("denials", f.Denials), flag("tainted", f.Tainted), texts("verbs_used", f.VerbsUsed))
+}
+
+func (f timeFacts) record() cedar.Record {
+	return record(number("hour", f.Hour), number("unix", f.Unix), text("weekday", f.Weekday))
+}
+
+func (f verbFacts) record() cedar.Record {
+	return record(text("exec", f.Exec), flag("idempotent", f.Idempotent), text("port", f.Port), text("risk", f.Risk))
+}
+
+func (f *toolFacts) record() cedar.Record {
+	return record(texts("argv", f.Argv), text("command", f.Command), texts("dirs", f.Dirs), text("host", f.Host), text("intent", f.Intent),
+		text("path", f.Path), number("port", f.Port), text("program", f.Program))
+}
+
+// request turns f into what Cedar evaluates; r are its parts.
+func (f *facts) request(r records) (cedar.Request, error) {
 	kind, err := identity.ParseActorKind(f.Actor.Kind)
 	if err != nil {
 		return cedar.Request{}, err
 	}
 	context := cedar.RecordMap{
-		"actor":     record(text("kind", f.Actor.Kind), text("principal", f.Actor.Principal), text("run", f.Actor.Run), text("vendor", f.Actor.Vendor)),
-		"approvals": record(texts("by", f.Approvals.By), texts("groups", f.Approvals.Groups)),
-		"caller":    cedar.String(f.Caller),
-		"change": record(flag("approved", f.Change.Approved), texts("authors", f.Change.Authors), flag("head_matches", f.Change.HeadMatches),
-			text("id", f.Change.ID), text("requester", f.Change.Requester), text("state", f.Change.State), flag("verified", f.Change.Verified)),
-		"dry_run": cedar.Boolean(f.DryRun),
-		"grant": record(texts("capabilities", f.Grant.Capabilities), texts("credentials", f.Grant.Credentials), texts("egress", f.Grant.Egress),
-			text("id", f.Grant.ID), texts("scopes", f.Grant.Scopes), texts("verbs", f.Grant.Verbs), text("work_unit", f.Grant.WorkUnit)),
-		"input": cedar.String(f.Input),
-		"provider": record(texts("credentials", f.Provider.Credentials), texts("egress", f.Provider.Egress), text("extension", f.Provider.Extension),
-			text("manifest", f.Provider.Manifest), text("origin", f.Provider.Origin)),
-		"resources": set(f.Resources),
-		"run":       record(number("denials", f.Run.Denials), flag("tainted", f.Run.Tainted), texts("verbs_used", f.Run.VerbsUsed)),
-		"time":      record(number("hour", f.Time.Hour), number("unix", f.Time.Unix), text("weekday", f.Time.Weekday)),
+		"actor": r.actor, "approvals": record(texts("by", f.Approvals.By), texts("groups", f.Approvals.Groups)), "caller": cedar.String(f.Caller),
+		"change": r.change, "dry_run": cedar.Boolean(f.DryRun), "grant": r.grant, "input": cedar.String(f.Input), "provider": r.provider,
+		"resources": set(f.Resources), "run": r.run, "time": r.time,
 	}
 	switch {
 	case f.Tool != nil && f.Verb == nil:
-		context["tool"] = record(texts("argv", f.Tool.Argv), text("command", f.Tool.Command), texts("dirs", f.Tool.Dirs), text("host", f.Tool.Host),
-			text("intent", f.Tool.Intent), text("path", f.Tool.Path), number("port", f.Tool.Port), text("program", f.Tool.Program))
+		context["tool"] = f.Tool.record()
 	case f.Verb != nil && f.Tool == nil:
-		context["verb"] = record(text("exec", f.Verb.Exec), flag("idempotent", f.Verb.Idempotent), text("port", f.Verb.Port), text("risk", f.Verb.Risk))
+		context["verb"] = r.verb
 	default:
 		return cedar.Request{}, fmt.Errorf("action %q is neither a verb nor a tool intent", f.Action)
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"regexp"
 	"slices"
@@ -29,7 +28,9 @@ type Engine struct {
 	revision digest.Digest
 	model    *model
 	rules    []rule
-	byAction map[cedar.EntityUID]slice // the rules whose scope can match an action
+	byID     map[cedar.PolicyID]*rule
+	byAction map[cedar.EntityUID]*index // the rules whose scope matches an action
+	memos    *memos
 }
 
 // rule is one policy with its annotations read.
@@ -40,20 +41,12 @@ type rule struct {
 	text     string
 	clause   string
 	escalate string // group that may lift this forbid
-}
 
-// slice is the part of a set that one evaluation sees, in a fixed order.
-type slice []*rule
-
-// All implements cedar.PolicyIterator.
-func (s slice) All() iter.Seq2[cedar.PolicyID, *cedar.Policy] {
-	return func(yield func(cedar.PolicyID, *cedar.Policy) bool) {
-		for _, r := range s {
-			if !yield(r.id, r.policy) {
-				return
-			}
-		}
-	}
+	// What slicing needs; see slice.go.
+	place     int           // in the order of the set
+	bare      *cedar.Policy // the policy without the parts of its scope that slicing has checked
+	principal cedar.EntityType
+	resource  string
 }
 
 var (
@@ -72,7 +65,7 @@ func Load(files map[string][]byte) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{model: m, byAction: map[cedar.EntityUID]slice{}}
+	e := &Engine{model: m, memos: &memos{}}
 	contents := map[string]string{}
 	owner := map[cedar.PolicyID]string{}
 	var problems []error
@@ -110,13 +103,7 @@ func Load(files map[string][]byte) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("name the policy revision: %w", err)
 	}
-	for uid := range m.actions {
-		for i := range e.rules {
-			if m.matches(e.rules[i].policy, uid) {
-				e.byAction[uid] = append(e.byAction[uid], &e.rules[i])
-			}
-		}
-	}
+	e.slice()
 	return e, nil
 }
 
@@ -161,20 +148,6 @@ func (e *Engine) readRule(file string, p *cedar.Policy) (rule, error) {
 	return r, nil
 }
 
-// matches reports whether the action part of a policy's scope can match uid.
-func (m *model) matches(p *cedar.Policy, uid cedar.EntityUID) bool {
-	in := func(e cedar.EntityUID) bool { return e == uid || slices.Contains(m.parents[uid], e) }
-	switch scope := (*ast.Policy)(p.AST()).Action.(type) {
-	case ast.ScopeTypeEq:
-		return scope.Entity == uid
-	case ast.ScopeTypeIn:
-		return in(scope.Entity)
-	case ast.ScopeTypeInSet:
-		return slices.ContainsFunc(scope.Entities, in)
-	}
-	return true
-}
-
 // Revision names the policy set and the schema it was checked against.
 func (e *Engine) Revision() digest.Digest {
 	if e == nil {
@@ -200,17 +173,19 @@ func (e *Engine) Rules() []string {
 // later layers are not asked. It is pure: the same engine and request give the
 // same decision. Anything unexpected is a denial.
 func (e *Engine) Decide(r Request) (d Decision) {
-	d = Decision{Policy: e.Revision(), Grant: r.Grant.Digest()}
 	defer func() {
 		if p := recover(); p != nil {
 			d = Decision{Policy: e.Revision(), Reasons: []Reason{{Layer: LayerStrict, ID: "engine", Text: fmt.Sprintf("the policy engine failed: %v", p)}}}
 		}
 	}()
 	if e == nil || e.model == nil {
+		d = Decision{Policy: e.Revision(), Grant: r.Grant.Digest()}
 		return d.refused(refuse(LayerStrict, "engine", "", "load a policy set", "no policies are loaded"))
 	}
-	f := newFacts(r, e.validApprovals(r))
-	context, err := f.canonical()
+	k := e.memos.known(r)
+	d = Decision{Policy: e.revision, Grant: k.grant.digest}
+	f := newFacts(r, e.validApprovals(r), k)
+	context, err := f.written(k)
 	if err == nil {
 		d.Context = context
 	}
@@ -223,10 +198,10 @@ func (e *Engine) Decide(r Request) (d Decision) {
 	if err != nil {
 		return d.refused(refuse(LayerStrict, "context", "", "report this with the decision", "the context has no canonical form: %s", err))
 	}
-	if found := checkGrant(r); len(found) > 0 {
+	if found := checkGrant(r, k.grant.err); len(found) > 0 {
 		return d.refused(found...)
 	}
-	d.Effect, d.Reasons, d.Ask = e.evaluate(f)
+	d.Effect, d.Reasons, d.Ask = e.evaluate(&f, e.memos.records(&f, k))
 	return d
 }
 
@@ -262,21 +237,21 @@ func (e *Engine) Replay(context json.RawMessage) (Effect, []Reason, error) {
 	if err != nil || !bytes.Equal(again, context) {
 		return Deny, nil, errors.New("replay: the context lacks an attribute")
 	}
-	effect, reasons, _ := e.evaluate(f)
+	effect, reasons, _ := e.evaluate(&f, f.records())
 	return effect, reasons, nil
 }
 
 // evaluate is the Cedar layer. Any evaluation error is a denial: the language
 // skips a policy that fails, and a skipped forbid would allow.
-func (e *Engine) evaluate(f facts) (Effect, []Reason, string) {
-	request, err := f.request()
+func (e *Engine) evaluate(f *facts, parts records) (Effect, []Reason, string) {
+	request, err := f.request(parts)
+	if err == nil {
+		err = e.model.admit(request, f)
+	}
 	if err != nil {
 		return Deny, []Reason{{Layer: LayerPolicy, ID: "schema", Text: err.Error()}}, ""
 	}
-	if err := e.model.validator.Request(request); err != nil {
-		return Deny, []Reason{{Layer: LayerPolicy, ID: "schema", Text: err.Error()}}, ""
-	}
-	rules := e.byAction[request.Action]
+	rules := e.candidates(request, f.Resources)
 	allowed, matched, failed := e.authorize(rules, request)
 	switch {
 	case len(failed) > 0:
@@ -329,8 +304,7 @@ func (e *Engine) authorize(rules slice, request cedar.Request) (allowed bool, ma
 		failed = append(failed, Reason{Layer: LayerPolicy, ID: string(err.PolicyID), Text: "could not be evaluated: " + err.Message})
 	}
 	for _, reason := range diagnostic.Reasons {
-		i := slices.IndexFunc(rules, func(r *rule) bool { return r.id == reason.PolicyID })
-		matched = append(matched, rules[i])
+		matched = append(matched, e.byID[reason.PolicyID])
 	}
 	return decision == cedar.Allow && len(failed) == 0, matched, failed
 }

@@ -88,6 +88,45 @@ type model struct {
 	validator *validate.Validator
 	actions   cedar.EntityMap                       // every action and group with its parents
 	parents   map[cedar.EntityUID][]cedar.EntityUID // action -> its groups
+	admitted  map[admission]bool
+}
+
+// admission is all that the schema can tell apart in a request: its action, the
+// types of its entities, and whether its context is that of a verb or of a tool.
+// The types inside of a context are those of facts, whatever its values are.
+type admission struct {
+	action              cedar.EntityUID
+	principal, resource cedar.EntityType
+	tool                bool
+}
+
+// admit returns why a request is not one of the schema, or nil.
+func (m *model) admit(r cedar.Request, f *facts) error {
+	if m.admitted[admission{r.Action, r.Principal.Type, r.Resource.Type, f.Tool != nil}] {
+		return nil
+	}
+	return m.validator.Request(r)
+}
+
+// admissions asks the validator about a request of each kind once.
+func (m *model) admissions() error {
+	m.admitted = map[admission]bool{}
+	for kind := identity.KindHuman; kind <= identity.KindReleasePipeline; kind++ {
+		for _, f := range []facts{{Verb: &verbFacts{}}, {Tool: &toolFacts{}}} {
+			f.Actor.Kind = kind.String()
+			r, err := f.request(f.records())
+			if err != nil {
+				return fmt.Errorf("ask the policy schema: %w", err)
+			}
+			for uid := range m.actions {
+				r.Action = uid
+				if m.validator.Request(r) == nil {
+					m.admitted[admission{uid, r.Principal.Type, r.Resource.Type, f.Tool != nil}] = true
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // shared is the one model: the schema follows from the contract alone, so it is
@@ -111,5 +150,5 @@ func newModel() (*model, error) {
 			m.parents[uid] = append(m.parents[uid], parent)
 		}
 	}
-	return m, nil
+	return m, m.admissions()
 }

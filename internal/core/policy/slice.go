@@ -1,0 +1,137 @@
+package policy
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+
+	"github.com/cedar-policy/cedar-go"
+	public "github.com/cedar-policy/cedar-go/ast"
+	"github.com/cedar-policy/cedar-go/x/exp/ast"
+)
+
+// A decision looks only at the rules that can match it. Three things are known
+// of a rule when it is loaded: the actions that its scope names, the kind of
+// principal, and a resource without which its first condition is false. A rule
+// that is left out for one of them would have been evaluated to false, and could
+// not have failed: scopes cannot fail, nor can asking the set of resources, and
+// what follows a false operand of && is not evaluated.
+
+// slice is the part of a set that one evaluation sees, in the order of the set.
+type slice []*rule
+
+// All implements cedar.PolicyIterator.
+func (s slice) All() iter.Seq2[cedar.PolicyID, *cedar.Policy] {
+	return func(yield func(cedar.PolicyID, *cedar.Policy) bool) {
+		for _, r := range s {
+			if !yield(r.id, r.bare) {
+				return
+			}
+		}
+	}
+}
+
+// index is the rules of one action.
+type index struct {
+	always     slice
+	byResource map[string]slice
+}
+
+// slice fills the engine's indices in.
+func (e *Engine) slice() {
+	e.byID, e.byAction = make(map[cedar.PolicyID]*rule, len(e.rules)), map[cedar.EntityUID]*index{}
+	for i := range e.rules {
+		r := &e.rules[i]
+		e.byID[r.id] = r
+		r.place = i
+		bare := *(*ast.Policy)(r.policy.AST())
+		bare.Action = ast.ScopeTypeAll{}
+		if is, ok := bare.Principal.(ast.ScopeTypeIs); ok {
+			r.principal, bare.Principal = is.Type, ast.ScopeTypeAll{}
+		}
+		r.resource = neededResource(&bare)
+		r.bare = cedar.NewPolicyFromAST((*public.Policy)(&bare))
+	}
+	for uid := range e.model.actions {
+		x := &index{byResource: map[string]slice{}}
+		for i := range e.rules {
+			switch r := &e.rules[i]; {
+			case !e.model.matches(r.policy, uid):
+			case r.resource != "":
+				x.byResource[r.resource] = append(x.byResource[r.resource], r)
+			default:
+				x.always = append(x.always, r)
+			}
+		}
+		e.byAction[uid] = x
+	}
+}
+
+// neededResource returns the name in a policy's first condition if that begins
+// with context.resources.contains("name").
+func neededResource(p *ast.Policy) string {
+	if len(p.Conditions) == 0 || p.Conditions[0].Condition != ast.ConditionWhen {
+		return ""
+	}
+	first := p.Conditions[0].Body
+	for {
+		and, ok := first.(ast.NodeTypeAnd)
+		if !ok {
+			break
+		}
+		first = and.Left
+	}
+	contains, _ := first.(ast.NodeTypeContains)
+	access, _ := contains.Left.(ast.NodeTypeAccess)
+	variable, _ := access.Arg.(ast.NodeTypeVariable)
+	literal, _ := contains.Right.(ast.NodeValue)
+	if variable.Name != "context" || access.Value != "resources" {
+		return ""
+	}
+	name, _ := literal.Value.(cedar.String)
+	return string(name)
+}
+
+// candidates returns the rules that can match a request, in the order of the
+// set.
+func (e *Engine) candidates(request cedar.Request, resources []string) slice {
+	x := e.byAction[request.Action]
+	if x == nil {
+		return nil
+	}
+	out := make(slice, 0, 16)
+	take := func(rules slice) {
+		for _, r := range rules {
+			if r.principal == "" || r.principal == request.Principal.Type {
+				out = append(out, r)
+			}
+		}
+	}
+	take(x.always)
+	general := len(out)
+	if len(x.byResource) > 0 {
+		for i, name := range resources {
+			if !slices.Contains(resources[:i], name) {
+				take(x.byResource[name])
+			}
+		}
+	}
+	if len(out) > general {
+		slices.SortFunc(out, func(a, b *rule) int { return cmp.Compare(a.place, b.place) })
+	}
+	return out
+}
+
+// matches reports whether the action part of a policy's scope can match uid.
+func (m *model) matches(p *cedar.Policy, uid cedar.EntityUID) bool {
+	in := func(e cedar.EntityUID) bool { return e == uid || slices.Contains(m.parents[uid], e) }
+	switch scope := (*ast.Policy)(p.AST()).Action.(type) {
+	case ast.ScopeTypeEq:
+		return scope.Entity == uid
+	case ast.ScopeTypeIn:
+		return in(scope.Entity)
+	case ast.ScopeTypeInSet:
+		return slices.ContainsFunc(scope.Entities, in)
+	}
+	return true
+}

@@ -292,17 +292,18 @@ func TestStartSaysWhyNot(t *testing.T) {
 		}
 	}()
 	for _, c := range []struct {
-		mode []string
-		want []string
+		mode   []string
+		within time.Duration
+		want   []string
 	}{
-		{[]string{"silent"}, []string{"does not listen", "I am here and say nothing"}},
-		{[]string{"dies"}, []string{"exit status 3", "cannot find my configuration"}},
-		{[]string{"mute"}, []string{"did not answer the handshake within 1s"}},
-		{[]string{"link", victim}, []string{"is no socket"}},
+		{[]string{"silent"}, 3 * time.Second, []string{"does not listen", "I am here and say nothing"}},
+		{[]string{"dies"}, 20 * time.Second, []string{"exit status 3", "cannot find my configuration"}},
+		{[]string{"mute"}, 3 * time.Second, []string{"did not answer the handshake within 3s"}},
+		{[]string{"link", victim}, 20 * time.Second, []string{"is no socket"}},
 	} {
 		t.Run(c.mode[0], func(t *testing.T) {
 			l := process(t, c.mode...)
-			_, err := pluginhost.Start(t.Context(), pluginhost.Config{Launcher: l, Expect: expect(t, manifest()), StartTimeout: time.Second})
+			_, err := pluginhost.Start(t.Context(), pluginhost.Config{Launcher: l, Expect: expect(t, manifest()), StartTimeout: c.within})
 			for _, w := range c.want {
 				if err == nil || !strings.Contains(err.Error(), w) {
 					t.Errorf("got %v, want %q in it", err, w)

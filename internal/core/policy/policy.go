@@ -82,12 +82,13 @@ const (
 )
 
 // Reason is one ground of a decision: which rule of which layer, in words, and
-// the clauses of the specification it stands on where there are any.
+// the clauses of the specification it stands on where there are any. Its fields
+// are sorted by name, so that encoding it gives the canonical form.
 type Reason struct {
-	Layer  string `json:"layer"`
-	ID     string `json:"id"`
-	Text   string `json:"text"`
 	Clause string `json:"clause,omitempty"`
+	ID     string `json:"id"`
+	Layer  string `json:"layer"`
+	Text   string `json:"text"`
 }
 
 // String returns the reason in one line.

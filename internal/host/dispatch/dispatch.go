@@ -158,7 +158,7 @@ func (d *Dispatcher) do(ctx context.Context, c *call) error {
 		return d.doEvidence(ctx, c)
 	}
 	// 3. The ledger knows what was done under this key before.
-	row, known, err := d.c.Journal.Lookup(context.WithoutCancel(ctx), c.key)
+	row, known, err := d.c.Journal.LookupOf(context.WithoutCancel(ctx), c.authority.Actor.Run, c.key)
 	if err != nil {
 		return d.deny(ctx, c, refused("ledger", "unreadable", "", "free or repair the state database", "%v", err))
 	}

@@ -124,6 +124,7 @@ type Journal struct {
 	rows     map[string]Row           // finished rows of lazy writes not yet on disk
 	answers  map[digest.Digest][]byte // answers of the same
 	revoked  map[Revocation]bool      // all of them, on disk or about to be
+	keys     keys                     // of the ledger, by run
 	advanced chan struct{}            // closed and replaced at each commit
 	last     int64                    // newest seq on disk
 }

@@ -99,6 +99,9 @@ type Row struct {
 // and returns when both are on disk. A key that is known already is ErrExists
 // and nothing is written.
 func (j *Journal) Start(ctx context.Context, s Start, entries ...Entry) (int64, error) {
+	j.mu.Lock()
+	j.keys.started(s.Run, s.Key)
+	j.mu.Unlock()
 	return j.write(ctx, &Write{Start: &s, Entries: entries})
 }
 
@@ -172,6 +175,7 @@ func (j *Journal) StartLazy(ctx context.Context, s Start, entries ...Entry) erro
 		return fmt.Errorf("start %s: %w: %d actions wait for the disk", s.Verb, ErrUnavailable, maxPending)
 	}
 	j.rows[s.Key] = rowOf(s)
+	j.keys.started(s.Run, s.Key)
 	j.mu.Unlock()
 	if err := j.queue(ctx, &op{write: &Write{Start: &s, Entries: entries}, lazy: true}); err != nil {
 		j.mu.Lock()
@@ -257,6 +261,55 @@ func (j *Journal) Lookup(ctx context.Context, key string) (Row, bool, error) {
 		return Row{}, false, fmt.Errorf("look up an idempotency key: %w", err)
 	}
 	return row, true, nil
+}
+
+// LookupOf is Lookup for a key that only this run can have started. That it has
+// not is known without the disk once the run's keys were read: nobody else
+// writes the ledger while this process holds the lease.
+func (j *Journal) LookupOf(ctx context.Context, run identity.RunID, key string) (Row, bool, error) {
+	j.mu.Lock()
+	absent, load := j.keys.absent(run, key)
+	j.mu.Unlock()
+	if absent && !j.fenced.Load() {
+		return Row{}, false, nil
+	}
+	if load {
+		if err := j.loadKeys(ctx, run); err != nil {
+			return Row{}, false, err
+		}
+	}
+	return j.Lookup(ctx, key)
+}
+
+func (j *Journal) loadKeys(ctx context.Context, run identity.RunID) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("read the keys of run %s: %w", run, err)
+		}
+	}()
+	rows, err := j.db.QueryContext(ctx, `SELECT key FROM ledger WHERE run = ? LIMIT ?`, string(run), maxKeys)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	var all []string
+	for rows.Next() {
+		var key string
+		if err := rows.Scan(&key); err != nil {
+			return err
+		}
+		all = append(all, key)
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, key := range all {
+		j.keys.started(run, key)
+	}
+	j.keys.loaded(run)
+	return nil
 }
 
 // InDoubt returns the rows of a Change that started and did not finish.

@@ -34,6 +34,7 @@ const typePrefix = "type.googleapis.com/"
 // Checker holds the compiled bounds. It is safe for concurrent use.
 type Checker struct {
 	bounds protovalidate.Validator
+	laws   laws
 }
 
 // New compiles the bounds of the given messages now rather than at their first
@@ -49,7 +50,7 @@ func New(warm ...proto.Message) (*Checker, error) {
 // Decode walks b strictly, decodes it into m and checks the bounds of m. m is
 // reset first; after an error its content means nothing.
 func (c *Checker) Decode(b []byte, m proto.Message, r Rules) error {
-	if err := Walk(b, m.ProtoReflect().Descriptor(), r); err != nil {
+	if err := c.Walk(b, m.ProtoReflect().Descriptor(), r); err != nil {
 		return err
 	}
 	if err := proto.Unmarshal(b, m); err != nil {
@@ -114,10 +115,14 @@ func Newer(since, version string) bool {
 	if !aOK || !bOK {
 		return true
 	}
-	if a[0] != b[0] {
+	return newer(a, b)
+}
+
+func newer(since, version [3]int) bool {
+	if since[0] != version[0] {
 		return true // another major is another contract
 	}
-	return a[1] > b[1]
+	return since[1] > version[1]
 }
 
 func parse(s string) (v [3]int, ok bool) {

@@ -238,3 +238,32 @@ func FuzzWalk(f *testing.F) {
 		}
 	})
 }
+
+// TestCheckerKnowsTheContract: what a checker remembers of the contract changes
+// no answer, and Hides says of no message that it hides nothing when it does.
+func TestCheckerKnowsTheContract(t *testing.T) {
+	c, err := strict.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		for _, m := range samples() {
+			for _, r := range []strict.Rules{agreed, {Version: "1.0.0"}, {Version: "2.0.0"}, {}, {Version: "1.0.0", Capabilities: []string{"x"}}} {
+				for _, b := range [][]byte{marshal(t, m), cat(marshal(t, m), varint(4000, 1)), cat(marshal(t, m), marshal(t, m))} {
+					want, got := strict.Walk(b, m.ProtoReflect().Descriptor(), r), c.Walk(b, m.ProtoReflect().Descriptor(), r)
+					if (want == nil) != (got == nil) || want != nil && want.Error() != got.Error() {
+						t.Errorf("%T under %v: %v, want %v", m, r, got, want)
+					}
+				}
+			}
+		}
+	}
+	for _, m := range []proto.Message{&authorexecutorv1.ChangeExecutionRequest{}, &authorexecutorv1.ExecuteRequest{}} {
+		if !c.Hides(m.ProtoReflect().Descriptor()) {
+			t.Errorf("%T has a host_only field", m)
+		}
+	}
+	if d := (&scmv1.GetFileRequest{}).ProtoReflect().Descriptor(); c.Hides(d) {
+		t.Error("scm.GetFile hides nothing")
+	}
+}

@@ -1,16 +1,14 @@
 package strict
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
-
-	annotationsv1 "github.com/numinance/numinance/gen/numinance/annotations/v1"
 )
 
 // maxDepth bounds nesting; no message of the contract comes near it.
@@ -23,29 +21,43 @@ const maxDepth = 64
 // UTF-8; a field, oneof or map key given twice; an Any. Walking the bytes
 // rather than a decoded copy sees what a decoder would drop or merge.
 func Walk(b []byte, d protoreflect.MessageDescriptor, r Rules) error {
-	w := walker{rules: r, known: map[protoreflect.FieldDescriptor]error{}}
-	if err := w.message(b, d, string(d.Name()), 0); err != nil {
+	return walk(b, d, r, &laws{})
+}
+
+// Walk is the function of this name, with what was read of the contract before.
+func (c *Checker) Walk(b []byte, d protoreflect.MessageDescriptor, r Rules) error {
+	return walk(b, d, r, &c.laws)
+}
+
+func walk(b []byte, d protoreflect.MessageDescriptor, r Rules, l *laws) error {
+	w := walker{rules: r, laws: l}
+	w.version, w.versionOK = parse(r.Version)
+	if err := w.message(b, d, string(d.Name()), 0, false); err != nil {
 		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}
 	return nil
 }
 
 type walker struct {
-	rules Rules
-	// known remembers per field whether what was negotiated covers it.
-	known map[protoreflect.FieldDescriptor]error
+	rules     Rules
+	version   [3]int // of rules
+	versionOK bool
+	laws      *laws
 }
 
-func (w *walker) message(b []byte, d protoreflect.MessageDescriptor, path string, depth int) error {
+// message walks one message. Fields of a map's entry carry no annotations: the
+// map's field does.
+func (w *walker) message(b []byte, d protoreflect.MessageDescriptor, path string, depth int, entry bool) error {
 	if depth > maxDepth {
 		return fmt.Errorf("%s: nested deeper than %d", path, maxDepth)
 	}
 	if d.FullName() == "google.protobuf.Any" {
 		return fmt.Errorf("%s: an Any inside a payload", path)
 	}
-	seen := map[protowire.Number]bool{}
-	oneofs := map[protoreflect.OneofDescriptor]bool{}
-	keys := map[protowire.Number]map[string]bool{}
+	var seen numbers
+	var oneofs map[protoreflect.OneofDescriptor]bool
+	var keys map[protowire.Number]map[string]bool
+	fields := d.Fields()
 	for len(b) > 0 {
 		num, typ, n := protowire.ConsumeTag(b)
 		if n < 0 {
@@ -55,27 +67,31 @@ func (w *walker) message(b []byte, d protoreflect.MessageDescriptor, path string
 			return fmt.Errorf("%s: tag of field %d is longer than need be", path, num)
 		}
 		b = b[n:]
-		f := d.Fields().ByNumber(num)
+		f := fields.ByNumber(num)
 		if f == nil {
 			return fmt.Errorf("%s: unknown field %d", path, num)
 		}
-		at := path + "." + string(f.Name())
-		if err := w.negotiated(f); err != nil {
-			return fmt.Errorf("%s: %w", at, err)
+		in := place{path, f}
+		if !entry {
+			if err := w.negotiated(f); err != nil {
+				return fmt.Errorf("%s: %w", in.name(), err)
+			}
 		}
 		packed := f.IsList() && typ == protowire.BytesType && packable(f.Kind())
 		if !packed && typ != wireType(f.Kind()) {
-			return fmt.Errorf("%s: wire type %d, want %d", at, typ, wireType(f.Kind()))
+			return fmt.Errorf("%s: wire type %d, want %d", in.name(), typ, wireType(f.Kind()))
 		}
 		if !f.IsList() && !f.IsMap() || packed {
-			if seen[num] {
-				return fmt.Errorf("%s: given twice", at)
+			if !seen.add(num) {
+				return fmt.Errorf("%s: given twice", in.name())
 			}
-			seen[num] = true
 		}
 		if o := f.ContainingOneof(); o != nil && !o.IsSynthetic() {
 			if oneofs[o] {
-				return fmt.Errorf("%s: a second member of oneof %s", at, o.Name())
+				return fmt.Errorf("%s: a second member of oneof %s", in.name(), o.Name())
+			}
+			if oneofs == nil {
+				oneofs = map[protoreflect.OneofDescriptor]bool{}
 			}
 			oneofs[o] = true
 		}
@@ -84,38 +100,41 @@ func (w *walker) message(b []byte, d protoreflect.MessageDescriptor, path string
 		case protowire.BytesType:
 			v, n := protowire.ConsumeBytes(b)
 			if n < 0 {
-				return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+				return fmt.Errorf("%s: %w", in.name(), protowire.ParseError(n))
 			}
 			if n != protowire.SizeBytes(len(v)) {
-				return fmt.Errorf("%s: its length is longer than need be", at)
+				return fmt.Errorf("%s: its length is longer than need be", in.name())
 			}
 			value, b = v, b[n:]
 		case protowire.StartGroupType:
 			v, n := protowire.ConsumeGroup(num, b)
 			if n < 0 {
-				return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+				return fmt.Errorf("%s: %w", in.name(), protowire.ParseError(n))
 			}
 			value, b = v, b[n:]
 		default:
 			n := protowire.ConsumeFieldValue(num, typ, b)
 			if n < 0 {
-				return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+				return fmt.Errorf("%s: %w", in.name(), protowire.ParseError(n))
 			}
 			value, b = b[:n], b[n:]
 		}
 		var err error
 		switch {
 		case f.IsMap():
+			if keys == nil {
+				keys = map[protowire.Number]map[string]bool{}
+			}
 			if keys[num] == nil {
 				keys[num] = map[string]bool{}
 			}
-			err = w.mapEntry(value, f, at, depth, keys[num])
+			err = w.mapEntry(value, in, depth, keys[num])
 		case packed:
-			err = w.packed(value, f, at)
+			err = w.packed(value, in)
 		case f.Message() != nil:
-			err = w.message(value, f.Message(), at, depth+1)
+			err = w.message(value, f.Message(), in.name(), depth+1, false)
 		default:
-			err = scalar(value, f, at)
+			err = scalar(value, in)
 		}
 		if err != nil {
 			return err
@@ -125,11 +144,9 @@ func (w *walker) message(b []byte, d protoreflect.MessageDescriptor, path string
 }
 
 // mapEntry is a message of its own on the wire; its key must be new.
-func (w *walker) mapEntry(b []byte, f protoreflect.FieldDescriptor, at string, depth int, keys map[string]bool) error {
-	// Its key and value fields carry no annotations: the map's field does.
-	entry := f.Message()
-	w.known[f.MapKey()], w.known[f.MapValue()] = nil, nil
-	if err := w.message(b, entry, at, depth+1); err != nil {
+func (w *walker) mapEntry(b []byte, in place, depth int, keys map[string]bool) error {
+	f := in.field
+	if err := w.message(b, f.Message(), in.name(), depth+1, true); err != nil {
 		return err
 	}
 	// The entry was walked, so the key is at most once in it and well formed; an
@@ -145,7 +162,7 @@ func (w *walker) mapEntry(b []byte, f protoreflect.FieldDescriptor, at string, d
 		rest = rest[size:]
 	}
 	if keys[key] {
-		return fmt.Errorf("%s: a key is given twice", at)
+		return fmt.Errorf("%s: a key is given twice", in.name())
 	}
 	keys[key] = true
 	return nil
@@ -161,14 +178,15 @@ func zeroKey(k protoreflect.Kind) []byte {
 	return []byte{0} // a varint zero, or the length of an empty string
 }
 
-func (w *walker) packed(b []byte, f protoreflect.FieldDescriptor, at string) error {
+func (w *walker) packed(b []byte, in place) error {
+	f := in.field
 	typ := wireType(f.Kind())
 	for len(b) > 0 {
 		n := protowire.ConsumeFieldValue(f.Number(), typ, b)
 		if n < 0 {
-			return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+			return fmt.Errorf("%s: %w", in.name(), protowire.ParseError(n))
 		}
-		if err := scalar(b[:n], f, at); err != nil {
+		if err := scalar(b[:n], in); err != nil {
 			return err
 		}
 		b = b[n:]
@@ -177,11 +195,12 @@ func (w *walker) packed(b []byte, f protoreflect.FieldDescriptor, at string) err
 }
 
 // scalar checks one value: for lengths, b is what follows the length.
-func scalar(b []byte, f protoreflect.FieldDescriptor, at string) error {
+func scalar(b []byte, in place) error {
+	f := in.field
 	switch f.Kind() {
 	case protoreflect.StringKind:
 		if !utf8.Valid(b) {
-			return fmt.Errorf("%s: not UTF-8", at)
+			return fmt.Errorf("%s: not UTF-8", in.name())
 		}
 		return nil
 	case protoreflect.BytesKind:
@@ -192,10 +211,10 @@ func scalar(b []byte, f protoreflect.FieldDescriptor, at string) error {
 	}
 	v, n := protowire.ConsumeVarint(b)
 	if n < 0 {
-		return fmt.Errorf("%s: %w", at, protowire.ParseError(n))
+		return fmt.Errorf("%s: %w", in.name(), protowire.ParseError(n))
 	}
 	if n != protowire.SizeVarint(v) {
-		return fmt.Errorf("%s: its number is longer than need be", at)
+		return fmt.Errorf("%s: its number is longer than need be", in.name())
 	}
 	fits := true
 	switch f.Kind() {
@@ -207,53 +226,65 @@ func scalar(b []byte, f protoreflect.FieldDescriptor, at string) error {
 		fits = v <= math.MaxUint32
 	}
 	if !fits {
-		return fmt.Errorf("%s: number does not fit a %s", at, f.Kind())
+		return fmt.Errorf("%s: number does not fit a %s", in.name(), f.Kind())
 	}
 	if f.Kind() == protoreflect.EnumKind && f.Enum().Values().ByNumber(protoreflect.EnumNumber(int32(v))) == nil {
-		return fmt.Errorf("%s: %s has no value %d", at, f.Enum().Name(), int32(v))
+		return fmt.Errorf("%s: %s has no value %d", in.name(), f.Enum().Name(), int32(v))
 	}
 	return nil
+}
+
+// place is a field of the message at a path. Its name is put together only for
+// an error or a message below.
+type place struct {
+	path  string
+	field protoreflect.FieldDescriptor
+}
+
+func (p place) name() string { return p.path + "." + string(p.field.Name()) }
+
+// numbers is a set of field numbers.
+type numbers struct {
+	low  uint64
+	high map[protowire.Number]bool
+}
+
+// add reports whether n was not in the set yet.
+func (s *numbers) add(n protowire.Number) bool {
+	if n < 64 {
+		bit := uint64(1) << uint(n)
+		fresh := s.low&bit == 0
+		s.low |= bit
+		return fresh
+	}
+	if s.high[n] {
+		return false
+	}
+	if s.high == nil {
+		s.high = map[protowire.Number]bool{}
+	}
+	s.high[n] = true
+	return true
 }
 
 // negotiated refuses a field that the agreed version does not have and no
 // agreed capability carries. Fields of the protobuf library's own types carry
 // no annotation and belong to every version.
 func (w *walker) negotiated(f protoreflect.FieldDescriptor) error {
-	if err, ok := w.known[f]; ok {
-		return err
-	}
-	err := w.covers(f)
-	w.known[f] = err
-	return err
-}
-
-func (w *walker) covers(f protoreflect.FieldDescriptor) error {
-	a := annotation(f)
-	if a == nil {
-		if f.ParentFile().Package() == "google.protobuf" {
+	switch l := w.laws.of(f); {
+	case l.library:
+		return nil
+	case !l.annotated:
+		return errors.New("field carries no governance annotation")
+	case l.capability != "":
+		if slices.Contains(w.rules.Capabilities, l.capability) {
 			return nil
 		}
-		return fmt.Errorf("field carries no governance annotation")
-	}
-	if c := a.GetCapability(); c != "" {
-		if slices.Contains(w.rules.Capabilities, c) {
-			return nil
-		}
-		return fmt.Errorf("needs capability %s, which was not negotiated", c)
-	}
-	if Newer(a.GetSince(), w.rules.Version) {
-		return fmt.Errorf("is since %s, but version %s was negotiated", a.GetSince(), quoted(w.rules.Version))
+		return fmt.Errorf("needs capability %s, which was not negotiated", l.capability)
+	case !l.sinceOK || !w.versionOK || newer(l.since, w.version):
+		return fmt.Errorf("is since %s, but version %s was negotiated", annotation(f).GetSince(), quoted(w.rules.Version))
 	}
 	return nil
-}
-
-func annotation(f protoreflect.FieldDescriptor) *annotationsv1.FieldAnnotations {
-	options := f.Options()
-	if !proto.HasExtension(options, annotationsv1.E_Field) {
-		return nil
-	}
-	a, _ := proto.GetExtension(options, annotationsv1.E_Field).(*annotationsv1.FieldAnnotations)
-	return a
 }
 
 func packable(k protoreflect.Kind) bool {

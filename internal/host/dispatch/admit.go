@@ -107,7 +107,7 @@ func (d *Dispatcher) decode(c *call) error {
 	if len(whole) > MaxRequest {
 		return refused("strict", "size", "", "send a reference instead", "the request has %d bytes, at most %d", len(whole), MaxRequest)
 	}
-	if err := strict.Walk(whole, c.verb.Input, c.rules); err != nil {
+	if err := d.check.Walk(whole, c.verb.Input, c.rules); err != nil {
 		return refused("strict", "decode", "P-030", faultOfCaller, "%v", err)
 	}
 	if err := d.check.Bounds(c.request); err != nil {
@@ -122,10 +122,12 @@ func (d *Dispatcher) decode(c *call) error {
 	}
 	c.resources = ports.Resources(c.verb, c.request.ProtoReflect())
 	c.payload = whole
-	outside := proto.Clone(c.request)
-	if strict.Outside(outside.ProtoReflect()) {
-		if c.payload, err = marshal(outside); err != nil {
-			return refused("strict", "encode", "", faultOfCaller, "%v", err)
+	if d.check.Hides(c.request.ProtoReflect().Descriptor()) {
+		outside := proto.Clone(c.request)
+		if strict.Outside(outside.ProtoReflect()) {
+			if c.payload, err = marshal(outside); err != nil {
+				return refused("strict", "encode", "", faultOfCaller, "%v", err)
+			}
 		}
 	}
 	return withinGrant(c)

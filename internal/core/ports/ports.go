@@ -101,16 +101,17 @@ type table struct {
 	all   []Verb
 	index map[string]int
 	files *protoregistry.Files
+	names map[protoreflect.FieldDescriptor]bool // the fields of files that name a resource
 }
 
 // load parses the embedded descriptors once. They are part of the binary, so a
 // fault in them is a fault of the build and stops it at its first use.
-var load = sync.OnceValue(func() table {
+var load = sync.OnceValue(func() *table {
 	t, err := parse(gen.Descriptors)
 	if err != nil {
 		panic(fmt.Sprintf("the embedded contract is broken: %v", err))
 	}
-	return t
+	return &t
 })
 
 func parse(set []byte) (table, error) {
@@ -122,8 +123,9 @@ func parse(set []byte) (table, error) {
 	if err != nil {
 		return table{}, fmt.Errorf("link the descriptor set: %w", err)
 	}
-	t := table{index: map[string]int{}, files: files}
+	t := table{index: map[string]int{}, files: files, names: map[protoreflect.FieldDescriptor]bool{}}
 	files.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+		t.resourceNames(f.Messages())
 		if !strings.HasPrefix(string(f.Package()), packagePrefix) {
 			return true
 		}
@@ -145,6 +147,19 @@ func parse(set []byte) (table, error) {
 		}
 	}
 	return t, nil
+}
+
+// resourceNames notes the fields of messages that name a resource.
+func (t *table) resourceNames(messages protoreflect.MessageDescriptors) {
+	for i := range messages.Len() {
+		m := messages.Get(i)
+		for k := range m.Fields().Len() {
+			if f := m.Fields().Get(k); Field(f).GetResourceName() {
+				t.names[f] = true
+			}
+		}
+		t.resourceNames(m.Messages())
+	}
 }
 
 func verbOf(f protoreflect.FileDescriptor, s protoreflect.ServiceDescriptor, m protoreflect.MethodDescriptor) Verb {
@@ -235,39 +250,40 @@ func Resources(v Verb, m protoreflect.Message) []string {
 	if v.Input == nil || m.Descriptor().FullName() != v.Input.FullName() {
 		return nil
 	}
-	return resources(nil, v.Input, m)
+	return load().resources(nil, v.Input, m)
 }
 
-func resources(out []string, law protoreflect.MessageDescriptor, m protoreflect.Message) []string {
+func (t *table) resources(out []string, law protoreflect.MessageDescriptor, m protoreflect.Message) []string {
 	for i := range law.Fields().Len() {
 		f := law.Fields().Get(i)
 		own := m.Descriptor().Fields().ByNumber(f.Number())
-		if own == nil || !m.Has(own) && !(Field(f).GetResourceName() && f.Kind() == protoreflect.StringKind && !f.IsList() && !f.HasPresence()) {
+		named := t.names[f]
+		if own == nil || !m.Has(own) && !(named && f.Kind() == protoreflect.StringKind && !f.IsList() && !f.HasPresence()) {
 			continue
 		}
 		value := m.Get(own)
 		switch {
-		case Field(f).GetResourceName() && f.IsList():
+		case named && f.IsList():
 			for k := range value.List().Len() {
 				out = append(out, value.List().Get(k).String())
 			}
-		case Field(f).GetResourceName():
+		case named:
 			// Also when it is empty: an empty name is in no grant.
 			out = append(out, value.String())
 		case f.IsMap():
 			if f.MapValue().Message() != nil {
 				value.Map().Range(func(_ protoreflect.MapKey, e protoreflect.Value) bool {
-					out = resources(out, f.MapValue().Message(), e.Message())
+					out = t.resources(out, f.MapValue().Message(), e.Message())
 					return true
 				})
 			}
 		case f.Message() == nil:
 		case f.IsList():
 			for k := range value.List().Len() {
-				out = resources(out, f.Message(), value.List().Get(k).Message())
+				out = t.resources(out, f.Message(), value.List().Get(k).Message())
 			}
 		default:
-			out = resources(out, f.Message(), value.Message())
+			out = t.resources(out, f.Message(), value.Message())
 		}
 	}
 	return out

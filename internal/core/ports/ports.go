@@ -101,7 +101,7 @@ type table struct {
 	all   []Verb
 	index map[string]int
 	files *protoregistry.Files
-	names map[protoreflect.FieldDescriptor]bool // the fields of files that name a resource
+	names map[protoreflect.FullName]bool // the fields of files that name a resource
 }
 
 // load parses the embedded descriptors once. They are part of the binary, so a
@@ -123,7 +123,7 @@ func parse(set []byte) (table, error) {
 	if err != nil {
 		return table{}, fmt.Errorf("link the descriptor set: %w", err)
 	}
-	t := table{index: map[string]int{}, files: files, names: map[protoreflect.FieldDescriptor]bool{}}
+	t := table{index: map[string]int{}, files: files, names: map[protoreflect.FullName]bool{}}
 	files.RangeFiles(func(f protoreflect.FileDescriptor) bool {
 		t.resourceNames(f.Messages())
 		if !strings.HasPrefix(string(f.Package()), packagePrefix) {
@@ -155,7 +155,7 @@ func (t *table) resourceNames(messages protoreflect.MessageDescriptors) {
 		m := messages.Get(i)
 		for k := range m.Fields().Len() {
 			if f := m.Fields().Get(k); Field(f).GetResourceName() {
-				t.names[f] = true
+				t.names[f.FullName()] = true
 			}
 		}
 		t.resourceNames(m.Messages())
@@ -257,7 +257,7 @@ func (t *table) resources(out []string, law protoreflect.MessageDescriptor, m pr
 	for i := range law.Fields().Len() {
 		f := law.Fields().Get(i)
 		own := m.Descriptor().Fields().ByNumber(f.Number())
-		named := t.names[f]
+		named := t.names[f.FullName()]
 		if own == nil || !m.Has(own) && !(named && f.Kind() == protoreflect.StringKind && !f.IsList() && !f.HasPresence()) {
 			continue
 		}

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -53,6 +52,12 @@ func manifest() *pluginv1.Manifest {
 	return m
 }
 
+func plugin() sdk.Plugin {
+	return sdk.Plugin{Manifest: manifest(), Open: func(context.Context, *sdk.Session) (sdk.Register, error) {
+		return func(r grpc.ServiceRegistrar) { scmv1.RegisterScmServiceServer(r, forge{}) }, nil
+	}}
+}
+
 // socket launches the plugin behind a unix socket of this process.
 type socket struct{ dir string }
 
@@ -69,9 +74,7 @@ func (s socket) Launch(ctx context.Context) (*pluginhost.Link, error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = sdk.ServeListener(ctx, sdk.Plugin{Manifest: manifest(), Open: func(context.Context, *sdk.Session) (sdk.Register, error) {
-			return func(r grpc.ServiceRegistrar) { scmv1.RegisterScmServiceServer(r, forge{}) }, nil
-		}}, l, nil)
+		_ = sdk.ServeListener(ctx, plugin(), l, nil)
 	}()
 	return &pluginhost.Link{
 		Dial: func(ctx context.Context) (net.Conn, error) {
@@ -89,13 +92,19 @@ func (o only) Provider(string) (dispatch.Provider, error) { return o.p, nil }
 
 func wired(t testing.TB) *dispatch.Dispatcher {
 	t.Helper()
+	d, _ := launched(t, socket{t.TempDir()})
+	return d
+}
+
+func launched(t testing.TB, l pluginhost.Launcher) (*dispatch.Dispatcher, *pluginhost.Plugin) {
+	t.Helper()
 	dir := t.TempDir()
 	pin, err := pluginhost.ManifestDigest(manifest())
 	if err != nil {
 		t.Fatal(err)
 	}
 	p, err := pluginhost.Start(t.Context(), pluginhost.Config{
-		Launcher: socket{dir}, Expect: pluginhost.Expectation{Port: "scm", Extension: "dev.numinance.test/forge", Origin: policy.OriginBundled, Manifest: pin},
+		Launcher: l, Expect: pluginhost.Expectation{Port: "scm", Extension: "dev.numinance.test/forge", Origin: policy.OriginBundled, Manifest: pin},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +129,7 @@ func wired(t testing.TB) *dispatch.Dispatcher {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d
+	return d, p
 }
 
 // TestOverTheWire: a stock client here, a stock server there, and dispatch
@@ -140,48 +149,6 @@ func TestOverTheWire(t *testing.T) {
 	if out, err := client.GetFile(t.Context(), fileRequest()); err != nil || string(out.GetContent()) != "hello\n" {
 		t.Errorf("%v, %v", out, err)
 	}
-}
-
-// BenchmarkRead: a dispatched SYNC READ may cost at most twice the bare unary
-// call on the same kind of socket.
-func BenchmarkRead(b *testing.B) {
-	b.Run("bare", func(b *testing.B) {
-		l, err := net.Listen("unix", filepath.Join(b.TempDir(), "s"))
-		if err != nil {
-			b.Fatal(err)
-		}
-		srv := grpc.NewServer()
-		scmv1.RegisterScmServiceServer(srv, forge{})
-		served := make(chan error, 1)
-		go func() { served <- srv.Serve(l) }()
-		b.Cleanup(func() { srv.Stop(); <-served })
-		conn, err := grpc.NewClient("unix:"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { _ = conn.Close() })
-		read(b, scmv1.NewScmServiceClient(conn))
-	})
-	b.Run("dispatched", func(b *testing.B) {
-		d := wired(b)
-		a := dispatch.Authority{Caller: ports.CallerKnowledge, Actor: runner, Step: "read", Change: policy.ChangeFacts{ID: chg, State: "Resolving"}}
-		a.Grant = benchGrant(b)
-		read(b, scmv1.NewScmServiceClient(d.Conn(a)))
-	})
-}
-
-func read(b *testing.B, client scmv1.ScmServiceClient) {
-	var took []time.Duration
-	req := fileRequest()
-	for b.Loop() {
-		begin := time.Now()
-		if _, err := client.GetFile(b.Context(), req); err != nil {
-			b.Fatal(err)
-		}
-		took = append(took, time.Since(begin))
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1000, "median-us")
 }
 
 // TestFullDisk: on a file system that is really full, nothing with an effect

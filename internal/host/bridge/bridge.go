@@ -162,9 +162,13 @@ func (b *Bridge) DialPlugin(ctx context.Context) (net.Conn, error) {
 	return b.take(ctx, KindPlugin)
 }
 
-// HostListener yields the connections the plugin inside opens to the host.
-// Closing it does nothing; it ends with the bridge.
-func (b *Bridge) HostListener() net.Listener { return hostListener{b} }
+// HostListener yields the connections the plugin inside opens to the host, until
+// it is closed or the bridge ends. Another one may follow it.
+func (b *Bridge) HostListener() net.Listener {
+	l := &hostListener{b: b}
+	l.open, l.shut = context.WithCancel(context.Background())
+	return l
+}
 
 // Ready waits until PID 1 inside has shown itself by its control connection.
 func (b *Bridge) Ready(ctx context.Context) error {
@@ -297,15 +301,26 @@ func (t *tracked) Close() error {
 	return t.Conn.Close()
 }
 
-type hostListener struct{ b *Bridge }
+type hostListener struct {
+	b    *Bridge
+	open context.Context
+	shut context.CancelFunc
+}
 
-func (l hostListener) Accept() (net.Conn, error) {
-	c, err := l.b.take(context.Background(), KindHost)
-	if errors.Is(err, ErrOver) {
+func (l *hostListener) Accept() (net.Conn, error) {
+	c, err := l.b.take(l.open, KindHost)
+	if errors.Is(err, ErrOver) || l.open.Err() != nil {
+		if c != nil {
+			c.Close()
+		}
 		return nil, net.ErrClosed
 	}
 	return c, err
 }
 
-func (l hostListener) Close() error   { return nil }
-func (l hostListener) Addr() net.Addr { return l.b.listener.Addr() }
+func (l *hostListener) Close() error {
+	l.shut()
+	return nil
+}
+
+func (l *hostListener) Addr() net.Addr { return l.b.listener.Addr() }

@@ -292,3 +292,27 @@ func FuzzReadOrder(f *testing.F) {
 		}
 	})
 }
+
+// A plugin's server stops by closing its listener, while the sandbox lives on.
+func TestHostListenerEndsWhenClosed(t *testing.T) {
+	b, err := bridge.Make(t.TempDir(), "run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	l := b.HostListener()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := l.Accept()
+		ended <- err
+	}()
+	l.Close()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, net.ErrClosed) {
+			t.Errorf("Accept after Close: %v, want net.ErrClosed", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("Accept did not end with its listener")
+	}
+}

@@ -55,8 +55,9 @@ generate: tools ## regenerate gen/ from proto/
 fuzz: ## fuzz each parser and matcher for a short while
 	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p 2>/dev/null | grep ^Fuzz); do echo "fuzz    $$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime 15s $$p || exit 1; done; done
 
-bench: build ## measure, side by side, as ratios
-	$(GO) test -run '^$$' -bench . -benchtime 1s ./internal/...
+bench: ## measure the figures, side by side with what they are compared to
+	@$(MAKE) --no-print-directory build || echo "note    not everything builds; what needs bin/numi is left out" >&2
+	$(GO) run ./internal/testing/figures
 
 clean: ## remove what was built
 	rm -rf bin

@@ -78,7 +78,7 @@ func (s Spec) collect(ctx context.Context, say func(string)) (*collector, error)
 		c.entries[name] = entry{content: []byte(text)}
 	}
 	// Mount points and homes; their owners are set by the tree each run brings.
-	for _, d := range []string{"workspace", "home/agent", "home/candidate", "home/adapter", "root", "tmp", "run/numi", "run/numi-plugin", "opt/numi/init", "proc", "dev", "sys", "var/tmp"} {
+	for _, d := range []string{"workspace", "home/agent", "home/candidate", "home/adapter", "root", "tmp", "run/numi", "run/numi-plugin", "opt/numi/init", "opt/numi/bin", "opt/numi/goproxy", "opt/numi/prepared", "proc", "dev", "sys", "var/tmp"} {
 		c.entries[d] = entry{dir: true}
 	}
 

@@ -32,6 +32,9 @@ func (p *provider) writeBundle(b *box, rootfs string, spec *sandboxproviderv1.Sa
 		mounts = append(mounts, specs.Mount{Destination: linkDir, Type: "bind", Source: spec.GetLinkDirectory(), Options: []string{"rbind", "ro", "nosuid", "nodev", "noexec"}})
 	}
 	for _, m := range spec.GetMounts() {
+		if err := checkMountPoint(rootfs, m.GetTarget()); err != nil {
+			return err
+		}
 		mounts = append(mounts, specs.Mount{Destination: m.GetTarget(), Type: "bind", Source: m.GetSource(), Options: []string{"rbind", "ro", "nosuid", "nodev"}})
 	}
 	rlimit := func(kind string, n uint64) specs.POSIXRlimit { return specs.POSIXRlimit{Type: kind, Hard: n, Soft: n} }
@@ -104,6 +107,15 @@ func (p *provider) checkSpec(spec *sandboxproviderv1.SandboxSpec) error {
 		if !ok || !st.IsDir() || int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o077 != 0 || !filepath.IsAbs(dir) {
 			return fmt.Errorf("link directory %s: want a directory of this user with mode 0700", dir)
 		}
+	}
+	return nil
+}
+
+// checkMountPoint wants the target in the image already: the runtime would
+// otherwise make it there, and the image would not be what its digest says.
+func checkMountPoint(rootfs, target string) error {
+	if _, err := os.Lstat(filepath.Join(rootfs, target)); err != nil {
+		return fmt.Errorf("mount target %q is not part of the image: mount at a path that it holds", target)
 	}
 	return nil
 }

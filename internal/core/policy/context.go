@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cedar-policy/cedar-go"
@@ -267,13 +268,16 @@ func (f *facts) written(k known) (json.RawMessage, error) {
 }
 
 // records are the parts of a context that Cedar reads and that a memo can hold.
-type records struct{ actor, change, grant, provider, run, time, verb cedar.Record }
+type records struct {
+	actor, approvals, change, grant, provider, run, time, verb cedar.Record
+	resources                                                  cedar.Set
+}
 
 // records makes all of f's parts anew.
 func (f *facts) records() records {
 	r := records{
 		actor: f.Actor.record(), change: f.Change.record(), grant: f.Grant.record(), provider: f.Provider.record(),
-		run: f.Run.record(), time: f.Time.record(),
+		run: f.Run.record(), time: f.Time.record(), approvals: f.Approvals.record(), resources: set(f.Resources),
 	}
 	if f.Verb != nil {
 		r.verb = f.Verb.record()
@@ -285,12 +289,31 @@ func (f *facts) records() records {
 func (m *memos) records(f *facts, k known) records {
 	r := records{
 		actor: recordOf(&m.actors, f.Actor), change: k.change.record, grant: k.grant.record, provider: k.provider.record,
-		run: k.run.record, time: recordOf(&m.times, f.Time),
+		run: k.run.record, time: recordOf(&m.times, f.Time), approvals: noApprovals(),
+	}
+	if len(f.Approvals.By)+len(f.Approvals.Groups) > 0 {
+		r.approvals = f.Approvals.record()
+	}
+	if len(f.Resources) == 1 && len(f.Resources[0]) <= 512 {
+		var ok bool
+		if r.resources, ok = m.resources.get(f.Resources[0]); !ok {
+			r.resources = set(f.Resources)
+			m.resources.put(f.Resources[0], r.resources)
+		}
+	} else {
+		r.resources = set(f.Resources)
 	}
 	if f.Verb != nil {
 		r.verb = recordOf(&m.verbs, *f.Verb)
 	}
 	return r
+}
+
+// noApprovals is the record of a request without any.
+var noApprovals = sync.OnceValue(approvalFacts{}.record)
+
+func (f approvalFacts) record() cedar.Record {
+	return record(texts("by", f.By), texts("groups", f.Groups))
 }
 
 func (f actorFacts) record() cedar.Record {
@@ -336,9 +359,9 @@ func (f *facts) request(r records) (cedar.Request, error) {
 		return cedar.Request{}, err
 	}
 	context := cedar.RecordMap{
-		"actor": r.actor, "approvals": record(texts("by", f.Approvals.By), texts("groups", f.Approvals.Groups)), "caller": cedar.String(f.Caller),
+		"actor": r.actor, "approvals": r.approvals, "caller": cedar.String(f.Caller),
 		"change": r.change, "dry_run": cedar.Boolean(f.DryRun), "grant": r.grant, "input": cedar.String(f.Input), "provider": r.provider,
-		"resources": set(f.Resources), "run": r.run, "time": r.time,
+		"resources": r.resources, "run": r.run, "time": r.time,
 	}
 	switch {
 	case f.Tool != nil && f.Verb == nil:

@@ -48,6 +48,8 @@ type memos struct {
 	actors    memo[actorFacts, cedar.Record]
 	times     memo[timeFacts, cedar.Record]
 	verbs     memo[verbFacts, cedar.Record]
+	resources memo[string, cedar.Set] // of one name
+	generals  memo[generalKey, slice]
 }
 
 // heldGrant is a grant with what follows from it.

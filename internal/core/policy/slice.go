@@ -92,6 +92,29 @@ func neededResource(p *ast.Policy) string {
 	return string(name)
 }
 
+// covers reports whether the principal part of the rule's scope can match.
+func (r *rule) covers(t cedar.EntityType) bool { return r.principal == "" || r.principal == t }
+
+type generalKey struct {
+	action    cedar.EntityUID
+	principal cedar.EntityType
+}
+
+// general returns the rules of an index that need no resource. It is only read.
+func (m *memos) general(k generalKey, x *index) slice {
+	if known, ok := m.generals.get(k); ok {
+		return known
+	}
+	var out slice
+	for _, r := range x.always {
+		if r.covers(k.principal) {
+			out = append(out, r)
+		}
+	}
+	m.generals.put(k, out)
+	return out
+}
+
 // candidates returns the rules that can match a request, in the order of the
 // set.
 func (e *Engine) candidates(request cedar.Request, resources []string) slice {
@@ -99,24 +122,19 @@ func (e *Engine) candidates(request cedar.Request, resources []string) slice {
 	if x == nil {
 		return nil
 	}
-	out := make(slice, 0, 16)
-	take := func(rules slice) {
-		for _, r := range rules {
-			if r.principal == "" || r.principal == request.Principal.Type {
-				out = append(out, r)
-			}
-		}
+	general := e.memos.general(generalKey{request.Action, request.Principal.Type}, x)
+	if len(x.byResource) == 0 {
+		return general
 	}
-	take(x.always)
-	general := len(out)
-	if len(x.byResource) > 0 {
-		for i, name := range resources {
-			if !slices.Contains(resources[:i], name) {
-				take(x.byResource[name])
-			}
+	out := general
+	for i, name := range resources {
+		named := x.byResource[name]
+		if len(named) == 0 || slices.Contains(resources[:i], name) {
+			continue
 		}
+		out = slices.Concat(out, slice(slices.DeleteFunc(slices.Clone(named), func(r *rule) bool { return !r.covers(request.Principal.Type) })))
 	}
-	if len(out) > general {
+	if len(out) > len(general) {
 		slices.SortFunc(out, func(a, b *rule) int { return cmp.Compare(a.place, b.place) })
 	}
 	return out

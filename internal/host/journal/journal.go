@@ -110,7 +110,7 @@ type Journal struct {
 	epoch int64
 	now   func() time.Time
 
-	ops    chan *op
+	queued queue
 	stop   chan struct{}
 	done   chan struct{}
 	closed sync.Once
@@ -142,7 +142,7 @@ func Open(ctx context.Context, c Config) (*Journal, error) {
 	}
 	j := &Journal{
 		db: db, now: c.Now,
-		ops: make(chan *op, maxBatch), stop: make(chan struct{}), done: make(chan struct{}),
+		queued: queue{wake: make(chan struct{}, 1)}, stop: make(chan struct{}), done: make(chan struct{}),
 		rows: map[string]Row{}, answers: map[digest.Digest][]byte{}, revoked: map[Revocation]bool{},
 		advanced: make(chan struct{}),
 	}

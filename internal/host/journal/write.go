@@ -63,19 +63,18 @@ func (j *Journal) queue(ctx context.Context, o *op) error {
 	if j.fenced.Load() {
 		return ErrFenced
 	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("write to the journal: %w", err)
+	}
 	select {
 	case <-j.stop:
 		return ErrClosed
 	default:
 	}
-	select {
-	case j.ops <- o:
-		return nil
-	case <-j.stop:
+	if !j.queued.add(o) {
 		return ErrClosed
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the journal: %w", ctx.Err())
 	}
+	return nil
 }
 
 // prepare checks a write in the caller's goroutine, so that the one goroutine
@@ -122,63 +121,34 @@ func (j *Journal) prepare(w *Write) error {
 // run is the one goroutine that writes.
 func (j *Journal) run() {
 	defer close(j.done)
-	var pending []*op // lazy, oldest first
+	var again []*op // lazy ones that found no room, oldest first
 	due := time.NewTimer(time.Hour)
 	due.Stop()
+	ticking := false
 	for {
-		var batch []*op
 		select {
-		case o := <-j.ops:
-			batch = append(batch, o)
-		case <-due.C:
-			pending = j.commit(pending)
-			if len(pending) > 0 {
-				due.Reset(LazyDelay)
+		case <-j.queued.wake:
+			urgent, waiting := j.queued.look()
+			if !urgent {
+				if waiting && !ticking {
+					due.Reset(LazyDelay)
+					ticking = true
+				}
+				continue
 			}
-			continue
+		case <-due.C:
 		case <-j.stop:
-			j.finishQueue(pending)
+			// What was queued before Close is written, lazy writes included.
+			for _, o := range j.commit(append(again, j.queued.take(true)...)) {
+				o.settle(0, ErrUnavailable)
+			}
 			return
 		}
-		urgent := !batch[0].lazy
-	fill:
-		for len(batch) < maxBatch {
-			select {
-			case o := <-j.ops:
-				urgent = urgent || !o.lazy
-				batch = append(batch, o)
-			default:
-				break fill
-			}
-		}
-		waiting := len(pending) > 0
-		pending = append(pending, batch...)
-		switch {
-		case urgent || len(pending) >= maxBatch:
-			pending = j.commit(pending)
-			due.Stop()
-			if len(pending) > 0 {
-				due.Reset(LazyDelay)
-			}
-		case !waiting:
+		due.Stop()
+		again = j.commit(append(again, j.queued.take(false)...))
+		if ticking = len(again) > 0; ticking {
 			due.Reset(LazyDelay)
 		}
-	}
-}
-
-// finishQueue writes what was queued before Close, lazy writes included.
-func (j *Journal) finishQueue(pending []*op) {
-	for {
-		select {
-		case o := <-j.ops:
-			pending = append(pending, o)
-			continue
-		default:
-		}
-		for _, o := range j.commit(pending) {
-			o.settle(0, ErrUnavailable)
-		}
-		return
 	}
 }
 
@@ -232,6 +202,10 @@ type writer struct {
 	epoch int64
 
 	entry, start, finish, spent, answer, revoke, drained, fact *sql.Stmt
+
+	// Of the transaction under way.
+	spends map[identity.GrantID]Amount
+	facts  map[identity.RunID]RunFact
 }
 
 func newWriter(ctx context.Context, db *sql.DB, epoch int64) (*writer, error) {
@@ -239,7 +213,7 @@ func newWriter(ctx context.Context, db *sql.DB, epoch int64) (*writer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the writing connection: %w", err)
 	}
-	w := &writer{conn: conn, epoch: epoch}
+	w := &writer{conn: conn, epoch: epoch, spends: map[identity.GrantID]Amount{}, facts: map[identity.RunID]RunFact{}}
 	for _, s := range []struct {
 		stmt **sql.Stmt
 		text string
@@ -290,6 +264,8 @@ func (w *writer) commit(ops []*op) (last int64, err error) {
 			_, _ = w.conn.ExecContext(ctx, `ROLLBACK`)
 		}
 	}()
+	clear(w.spends)
+	clear(w.facts)
 	var held, next int64
 	if err := w.conn.QueryRowContext(ctx,
 		`SELECT epoch, (SELECT coalesce(max(seq), 0) + 1 FROM journal) FROM lease`).Scan(&held, &next); err != nil {
@@ -313,6 +289,9 @@ func (w *writer) commit(ops []*op) (last int64, err error) {
 			o.seq = next
 			next += n
 		}
+	}
+	if err := w.settleTotals(ctx); err != nil {
+		return 0, err
 	}
 	if _, err := w.conn.ExecContext(ctx, `COMMIT`); err != nil {
 		return 0, fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -344,9 +323,7 @@ func (w *writer) put(ctx context.Context, wr *Write, seq int64) error {
 		if n == 0 {
 			return fmt.Errorf("finish: %w", ErrNotStarted)
 		}
-		if err := w.spend(ctx, Spend{f.Grant, f.Used}); err != nil {
-			return err
-		}
+		w.spends[f.Grant] = w.spends[f.Grant].Add(f.Used)
 		for _, b := range f.Answers {
 			if _, err := w.exec(ctx, w.answer, string(digest.Of(b)), b); err != nil {
 				return err
@@ -354,14 +331,11 @@ func (w *writer) put(ctx context.Context, wr *Write, seq int64) error {
 		}
 	}
 	if wr.Spend != nil {
-		if err := w.spend(ctx, *wr.Spend); err != nil {
-			return err
-		}
+		w.spends[wr.Spend.Grant] = w.spends[wr.Spend.Grant].Add(wr.Spend.Used)
 	}
 	if f := wr.Run; f != nil {
-		if _, err := w.exec(ctx, w.fact, string(f.Run), f.Denials, f.Tainted); err != nil {
-			return err
-		}
+		total := w.facts[f.Run]
+		w.facts[f.Run] = RunFact{Run: f.Run, Denials: total.Denials + f.Denials, Tainted: total.Tainted || f.Tainted}
 	}
 	if r := wr.Revoke; r != nil {
 		if _, err := w.exec(ctx, w.revoke, r.Scope, r.ID); err != nil {
@@ -386,9 +360,20 @@ func (w *writer) put(ctx context.Context, wr *Write, seq int64) error {
 	return nil
 }
 
-func (w *writer) spend(ctx context.Context, s Spend) error {
-	_, err := w.exec(ctx, w.spent, string(s.Grant), s.Used.Actions, s.Used.Output, s.Used.Tokens, int64(s.Used.Wall))
-	return err
+// settleTotals writes what the ops of one transaction have spent and learnt, each
+// grant and each run once.
+func (w *writer) settleTotals(ctx context.Context) error {
+	for grant, used := range w.spends {
+		if _, err := w.exec(ctx, w.spent, string(grant), used.Actions, used.Output, used.Tokens, int64(used.Wall)); err != nil {
+			return err
+		}
+	}
+	for _, f := range w.facts {
+		if _, err := w.exec(ctx, w.fact, string(f.Run), f.Denials, f.Tainted); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (w *writer) exec(ctx context.Context, s *sql.Stmt, args ...any) (int64, error) {

@@ -69,10 +69,10 @@ type Daemon struct {
 	live       liveRuns
 	watchers   watchers
 
-	images        *image.Keeper
-	image         digest.Digest // of every sandbox
-	program       string        // this binary
-	programDigest digest.Digest
+	images     *image.Keeper
+	image      digest.Digest // of every sandbox
+	program    string        // this binary
+	programDir string        // holds a copy of it, for sandboxes
 
 	log      *os.File
 	progress io.Writer // may be nil
@@ -189,7 +189,7 @@ func (d *Daemon) openPrograms(ctx context.Context) error {
 			return fmt.Errorf("%s is missing beside numi in %s: run 'make build' or install the four binaries together", name, filepath.Dir(d.program))
 		}
 	}
-	if d.programDigest, err = measure(d.program); err != nil {
+	if err := d.keepProgram(); err != nil {
 		return err
 	}
 	d.images = &image.Keeper{Store: d.home.Images()}

@@ -71,7 +71,7 @@ func (h Home) Links() string { return filepath.Join(h.Run(), "l") }
 
 // Make creates the directories that are private to the runtime.
 func (h Home) Make() error {
-	for _, d := range []string{string(h), h.at("state"), h.Blobs(), h.Images(), h.Keys(), h.at("control"), h.at("providers")} {
+	for _, d := range []string{string(h), h.at("state"), h.Blobs(), h.Images(), h.Keys(), h.at("control"), h.at("providers"), h.Provider("scm", "git"), h.Provider("ticketing", "files")} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return fmt.Errorf("make the state directory: %w", err)
 		}

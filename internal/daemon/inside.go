@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -28,14 +29,47 @@ import (
 )
 
 // Where the program that serves adapters and verifiers appears in a sandbox.
-const programInside = "/opt/numi/bin/numi"
+const (
+	programsInside = "/opt/numi/bin"
+	programInside  = programsInside + "/numi"
+)
 
 // quotaInside bounds what one plugin inside a sandbox may leave with the host.
 const quotaInside = 256 << 20
 
-// adapterProgram is this very binary, read-only and by digest.
+// adapterProgram is a directory that holds a copy of this very binary, named by
+// its digest, and nothing else.
 func (d *Daemon) adapterProgram() sandbox.Mount {
-	return sandbox.Mount{Source: d.program, Target: programInside, Digest: d.programDigest}
+	return sandbox.Mount{Source: d.programDir, Target: programsInside}
+}
+
+// keepProgram copies this binary to where sandboxes find it. A copy whose digest
+// is another is made again.
+func (d *Daemon) keepProgram() error {
+	want, err := measure(d.program)
+	if err != nil {
+		return err
+	}
+	d.programDir = d.home.at("programs", want.Hex()[:16])
+	to := filepath.Join(d.programDir, "numi")
+	if have, err := measure(to); err == nil && have == want {
+		return nil
+	}
+	if err := os.MkdirAll(d.programDir, 0o755); err != nil {
+		return fmt.Errorf("keep this program for sandboxes: %w", err)
+	}
+	b, err := os.ReadFile(d.program)
+	if err != nil {
+		return fmt.Errorf("keep this program for sandboxes: %w", err)
+	}
+	if digest.Of(b) != want {
+		return errors.New("keep this program for sandboxes: it changed while it was read; start again")
+	}
+	tmp := to + ".new"
+	if err := os.WriteFile(tmp, b, 0o755); err != nil {
+		return fmt.Errorf("keep this program for sandboxes: %w", err)
+	}
+	return os.Rename(tmp, to)
 }
 
 // inside is a plugin that runs in a sandbox.

@@ -53,7 +53,7 @@ func (d *Daemon) openProviders() error {
 // lockEntry is what the lockfile says of a bundled plugin.
 func (e entry) lockEntry() (lockfile.Entry, error) {
 	expect, err := e.expectation()
-	return lockfile.Entry{Kind: lockfile.Plugin, Name: expect.Extension, Digest: expect.Manifest, Origin: expect.Origin}, err
+	return lockfile.Entry{Kind: lockfile.Plugin, Name: expect.Extension, Digest: expect.Manifest, Manifest: expect.Manifest, Origin: expect.Origin}, err
 }
 
 // lockfile reads the pins of this deployment; the first run writes them.

@@ -294,13 +294,17 @@ func (s steps) execution(j orchestration.Job, docs bound) (*execution.Context, e
 }
 
 // run is what every harness run of a Change has in common.
-func (s steps) run(j orchestration.Job, docs bound, a dispatch.Authority, revision string) (execution.Run, error) {
+func (s steps) run(ctx context.Context, j orchestration.Job, docs bound, a dispatch.Authority, revision string) (execution.Run, error) {
 	st := j.State
 	script, err := s.d.blobs.Bytes(st.Request.Script, maxScript)
 	if err != nil {
 		return execution.Run{}, fmt.Errorf("read the script: %w", err)
 	}
-	config := map[string]any{"script_ref": map[string]any{"digest": string(st.Request.Script), "size": len(script)}, "environment": toolEnvironment()}
+	prepared, err := s.d.prepared(ctx, j, docs, sandbox.Agent)
+	if err != nil {
+		return execution.Run{}, fmt.Errorf("prepare the environment: %w", err)
+	}
+	config := map[string]any{"script_ref": map[string]any{"digest": string(st.Request.Script), "size": len(script)}, "environment": prepared.environment}
 	raw, err := json.Marshal(config)
 	if err != nil {
 		return execution.Run{}, err
@@ -338,7 +342,7 @@ func (s steps) Plan(ctx context.Context, j orchestration.Job) (change.Plan, erro
 	if err != nil {
 		return change.Plan{}, err
 	}
-	r, err := s.run(j, docs, a, j.State.Admission.BaseRevision)
+	r, err := s.run(ctx, j, docs, a, j.State.Admission.BaseRevision)
 	if err != nil {
 		return change.Plan{}, err
 	}
@@ -397,7 +401,7 @@ func (s steps) Execute(ctx context.Context, j orchestration.Job) (change.Candida
 	if j.State.Merge.Base != "" {
 		base = j.State.Merge.Base
 	}
-	r, err := s.run(j, docs, a, base)
+	r, err := s.run(ctx, j, docs, a, base)
 	if err != nil {
 		return change.Candidate{}, err
 	}
@@ -556,7 +560,7 @@ func (s steps) Review(ctx context.Context, j orchestration.Job) (change.Reviewed
 	if err != nil {
 		return change.Reviewed{}, err
 	}
-	r, err := s.run(j, docs, a, j.State.Candidate.Head)
+	r, err := s.run(ctx, j, docs, a, j.State.Candidate.Head)
 	if err != nil {
 		return change.Reviewed{}, err
 	}

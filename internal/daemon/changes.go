@@ -21,6 +21,7 @@ import (
 	"github.com/numinance/numinance/internal/host/dispatch"
 	"github.com/numinance/numinance/internal/host/egress"
 	"github.com/numinance/numinance/internal/host/hostservice"
+	"github.com/numinance/numinance/internal/host/journal"
 	"github.com/numinance/numinance/internal/host/worktree"
 	"github.com/numinance/numinance/internal/orchestration"
 )
@@ -174,7 +175,10 @@ func resourceName(s string) string {
 
 // outcome is how a Change stands, with the counts that the journal holds.
 func (d *Daemon) outcome(ctx context.Context, s change.State) (cli.Outcome, error) {
-	out := cli.Outcome{Result: orchestration.ResultOf(s), Exit: orchestration.ExitCode(s)}
+	out := cli.Outcome{Result: orchestration.ResultOf(s), Exit: orchestration.ExitCode(s), Policy: string(s.Admission.Policy), Files: string(d.home)}
+	for _, a := range s.Approvals {
+		out.Reviewers = append(out.Reviewers, fmt.Sprintf("%s (%s)", a.By, a.Kind))
+	}
 	err := d.entries(ctx, s.ID, func(kind string, body []byte) error {
 		switch kind {
 		case dispatch.KindDecision:
@@ -185,11 +189,17 @@ func (d *Daemon) outcome(ctx context.Context, s change.State) (cli.Outcome, erro
 			out.Decisions++
 			if b.Effect != policy.Allow.String() {
 				out.Denials++
+				out.Refused = append(out.Refused, refusedBy(b))
 			}
 		case dispatch.KindResult:
 			out.Actions++
 		case kindViolation, egress.KindDenied, hostservice.KindRefused:
+			line, _, err := tell(journal.Entry{Kind: kind, Body: body})
+			if err != nil {
+				return err
+			}
 			out.Denials++
+			out.Refused = append(out.Refused, cli.Refusal{What: line.Subject, Layer: line.Layer, Why: line.Detail})
 		}
 		return nil
 	})
@@ -197,6 +207,19 @@ func (d *Daemon) outcome(ctx context.Context, s change.State) (cli.Outcome, erro
 		return cli.Outcome{}, fmt.Errorf("count what was recorded of %s: %w", s.ID, err)
 	}
 	return out, nil
+}
+
+// refusedBy says what a decision refused, and which layer said no.
+func refusedBy(b dispatch.DecisionBody) cli.Refusal {
+	r := cli.Refusal{What: b.Verb}
+	if t := b.Tool; t != nil {
+		r.What = strings.TrimSpace(strings.Join([]string{t.Name, t.Path, t.Host, t.Intent}, " "))
+		r.What = strings.Join(strings.Fields(r.What), " ")
+	}
+	if len(b.Reasons) > 0 {
+		r.Layer, r.Why = fmt.Sprintf("%s %s", b.Reasons[0].Layer, b.Reasons[0].ID), b.Reasons[0].Text
+	}
+	return r
 }
 
 // entries hands the journal of one Change to fn, in order.

@@ -281,13 +281,14 @@ func (p *printer) Line(e Event) {
 	if e.Detail != "" {
 		text += ": " + e.Detail
 	}
-	first, rest := 43, 43
-	lines := fold(visible(text), first)
-	fmt.Fprintf(p.w, "  %-17s %-14s %s\n", e.Kind, e.Source, lines[0])
+	if e.Kind == "TOOL_DENIED" {
+		text, _, _ = strings.Cut(text, ": ") // the decision above it says why
+	}
+	const width = 42
+	lines := fold(visible(text), width)
+	fmt.Fprintf(p.w, "  %-19s %-13s  %s\n", e.Kind, e.Source, lines[0])
 	for _, l := range lines[1:] {
-		for _, piece := range fold(l, rest) {
-			fmt.Fprintf(p.w, "  %-17s %-14s %s\n", "", "", piece)
-		}
+		fmt.Fprintf(p.w, "  %-19s %-13s  %s\n", "", "", l)
 	}
 }
 

@@ -30,7 +30,24 @@ func writeReceipt(w io.Writer, r Outcome) {
 	} else if r.PullRequest != "" {
 		row("pull request", "%s", r.PullRequest)
 	}
+	if len(r.Reviewers) > 0 {
+		row("reviewed by", "%s", strings.Join(r.Reviewers, ", "))
+	}
+	if r.Policy != "" {
+		row("policy", "%s", r.Policy)
+	}
 	row("decisions", "%d taken, %d refused, %d actions done", r.Decisions, r.Denials, r.Actions)
+	for i, x := range r.Refused {
+		label := ""
+		if i == 0 {
+			label = "refused"
+		}
+		if i == maxRefusals {
+			row("", "and %d more", len(r.Refused)-maxRefusals)
+			break
+		}
+		row(label, "%s, by the %s", x.What, x.Layer)
+	}
 	row("evidence", "%s", evidenceLine(r))
 	if r.Checkpoint.Origin != "" {
 		row("checkpoint", "%s at size %d", r.Checkpoint.Origin, r.Checkpoint.Size)
@@ -44,7 +61,13 @@ func writeReceipt(w io.Writer, r Outcome) {
 	}
 	row("verify", "numi evidence verify %s", r.Change)
 	row("story", "numi change events %s", r.Change)
+	if r.Files != "" {
+		row("files", "%s", r.Files)
+	}
 }
+
+// maxRefusals is how many refusals a receipt lists.
+const maxRefusals = 12
 
 func evidenceLine(r Outcome) string {
 	if r.Evidence == "" {

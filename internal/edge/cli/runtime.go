@@ -20,7 +20,16 @@ type Runtime interface {
 type Outcome struct {
 	orchestration.Result
 	Exit int `json:"-"`
+	// What a receipt says besides: who reviewed, under which policy, what was
+	// refused and where the files are.
+	Reviewers []string  `json:"-"`
+	Policy    string    `json:"-"`
+	Refused   []Refusal `json:"-"`
+	Files     string    `json:"-"`
 }
+
+// Refusal is one thing that was refused, and by which layer.
+type Refusal struct{ What, Layer, Why string }
 
 // ChangeRunner drives Changes.
 type ChangeRunner interface {

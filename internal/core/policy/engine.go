@@ -201,7 +201,7 @@ func (e *Engine) Decide(r Request) (d Decision) {
 	if found := checkGrant(r, k.grant.err); len(found) > 0 {
 		return d.refused(found...)
 	}
-	d.Effect, d.Reasons, d.Ask = e.evaluate(&f, e.memos.records(&f, k))
+	d.Effect, d.Reasons, d.Ask = e.ask(&f, k)
 	return d
 }
 
@@ -239,6 +239,27 @@ func (e *Engine) Replay(context json.RawMessage) (Effect, []Reason, error) {
 	}
 	effect, reasons, _ := e.evaluate(&f, f.records())
 	return effect, reasons, nil
+}
+
+// ask is evaluate for a request that was put together from known parts. Where no
+// rule for its action looks at the time or the input, the same question has the
+// same answer.
+func (e *Engine) ask(f *facts, k known) (Effect, []Reason, string) {
+	q, again := f.question(k)
+	if again {
+		x := e.byAction[actionUID(f.Action)]
+		again = x != nil && !x.moving
+	}
+	if again {
+		if v, ok := e.memos.verdicts.get(q); ok {
+			return v.effect, slices.Clone(v.reasons), v.ask
+		}
+	}
+	effect, reasons, ask := e.evaluate(f, e.memos.records(f, k))
+	if again {
+		e.memos.verdicts.put(q, verdict{effect, slices.Clone(reasons), ask})
+	}
+	return effect, reasons, ask
 }
 
 // evaluate is the Cedar layer. Any evaluation error is a denial: the language

@@ -50,6 +50,39 @@ type memos struct {
 	verbs     memo[verbFacts, cedar.Record]
 	resources memo[string, cedar.Set] // of one name
 	generals  memo[generalKey, slice]
+	verdicts  memo[question, verdict]
+}
+
+// question is all that the policies can see of a request for a verb but its
+// time and its input. The pointers stand for all that is behind them: nothing
+// there changes once it is made.
+type question struct {
+	action, caller, resource string
+	resources                int
+	actor                    actorFacts
+	verb                     verbFacts
+	dryRun                   bool
+	known                    known
+}
+
+// verdict is what the policies said.
+type verdict struct {
+	effect  Effect
+	reasons []Reason
+	ask     string
+}
+
+// question returns f's question, if it has one that can come again: not that of
+// a tool intent, and no approval, which is given to one input.
+func (f *facts) question(k known) (q question, ok bool) {
+	if f.Verb == nil || f.Tool != nil || len(f.Approvals.By)+len(f.Approvals.Groups) > 0 || len(f.Resources) > 1 {
+		return q, false
+	}
+	q = question{action: f.Action, caller: f.Caller, resources: len(f.Resources), actor: f.Actor, verb: *f.Verb, dryRun: f.DryRun, known: k}
+	if len(f.Resources) == 1 {
+		q.resource = f.Resources[0]
+	}
+	return q, len(q.resource) <= 512
 }
 
 // heldGrant is a grant with what follows from it.

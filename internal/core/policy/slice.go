@@ -35,10 +35,13 @@ func (s slice) All() iter.Seq2[cedar.PolicyID, *cedar.Policy] {
 type index struct {
 	always     slice
 	byResource map[string]slice
+	// moving: one of the rules looks at what differs between any two requests.
+	moving bool
 }
 
 // slice fills the engine's indices in.
 func (e *Engine) slice() {
+	moving := make([]bool, len(e.rules))
 	e.byID, e.byAction = make(map[cedar.PolicyID]*rule, len(e.rules)), map[cedar.EntityUID]*index{}
 	for i := range e.rules {
 		r := &e.rules[i]
@@ -50,16 +53,20 @@ func (e *Engine) slice() {
 			r.principal, bare.Principal = is.Type, ast.ScopeTypeAll{}
 		}
 		r.resource = neededResource(&bare)
+		moving[i] = readsMoment(&bare)
 		r.bare = cedar.NewPolicyFromAST((*public.Policy)(&bare))
 	}
 	for uid := range e.model.actions {
 		x := &index{byResource: map[string]slice{}}
 		for i := range e.rules {
-			switch r := &e.rules[i]; {
-			case !e.model.matches(r.policy, uid):
-			case r.resource != "":
+			r := &e.rules[i]
+			if !e.model.matches(r.policy, uid) {
+				continue
+			}
+			x.moving = x.moving || moving[i]
+			if r.resource != "" {
 				x.byResource[r.resource] = append(x.byResource[r.resource], r)
-			default:
+			} else {
 				x.always = append(x.always, r)
 			}
 		}
@@ -90,6 +97,32 @@ func neededResource(p *ast.Policy) string {
 	}
 	name, _ := literal.Value.(cedar.String)
 	return string(name)
+}
+
+// readsMoment reports whether a policy reads the time or the input of a request,
+// or could: whatever takes the context as a whole is taken to read all of it.
+func readsMoment(p *ast.Policy) (reads bool) {
+	for _, c := range p.Conditions {
+		ast.Inspect(ast.NewNode(c.Body), func(n ast.IsNode) bool {
+			var of ast.IsNode
+			var name cedar.String
+			switch n := n.(type) {
+			case ast.NodeTypeVariable:
+				reads = reads || n.Name == "context"
+				return false
+			case ast.NodeTypeAccess:
+				of, name = n.Arg, n.Value
+			case ast.NodeTypeHas:
+				of, name = n.Arg, n.Value
+			}
+			if v, ok := of.(ast.NodeTypeVariable); !ok || v.Name != "context" {
+				return true
+			}
+			reads = reads || name == "time" || name == "input"
+			return false
+		})
+	}
+	return reads
 }
 
 // covers reports whether the principal part of the rule's scope can match.

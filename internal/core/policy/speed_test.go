@@ -12,6 +12,7 @@ import (
 	"github.com/cedar-policy/cedar-go"
 	"pgregory.net/rapid"
 
+	"github.com/numinance/numinance/internal/core/digest"
 	"github.com/numinance/numinance/internal/core/grant"
 	"github.com/numinance/numinance/internal/core/identity"
 	"github.com/numinance/numinance/internal/core/policy/floors"
@@ -189,6 +190,60 @@ func TestSlicesLeaveOutOnlyWhatIsFalse(t *testing.T) {
 		decision, got := cedar.Authorize(e.candidates(request, f.Resources), e.model.actions, request)
 		if decision != wantDecision || !slices.Equal(got.Reasons, want.Reasons) || !slices.Equal(got.Errors, want.Errors) {
 			t.Fatalf("%s\n%v %+v\nwant %v %+v", text.String(), decision, got, wantDecision, want)
+		}
+	})
+}
+
+// TestVerdictsAreAskedAgainWhereTheyMove: an engine that keeps what it was asked
+// answers a sequence of requests as it would without, whatever the rules read.
+func TestVerdictsAreAskedAgainWhereTheyMove(t *testing.T) {
+	conditions := []string{
+		`context.run.tainted`, `context.time.unix < 100`, `context["time"].hour > 12`, `context has time`, `context.input == "i"`, `context == context`,
+		`context.dry_run`, `context.caller == "release"`, `context.change.verified`, `context.grant.verbs.contains("a")`, `context.provider.origin == "a"`,
+		`context.actor.vendor == "a"`, `context.verb.risk == "READ"`, `context.resources.contains("a")`, `[context].contains(context)`,
+	}
+	engine := func(text string) *Engine {
+		e, err := Load(map[string][]byte{"x": []byte(text)})
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		return e
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		text := `@id("all") permit (principal, action in Action::"verbs", resource);`
+		for i := range rapid.IntRange(0, 3).Draw(t, "rules") {
+			text += fmt.Sprintf("@id(\"f%d\") forbid (principal, action in Action::\"verbs\", resource) when { %s };", i, rapid.SampledFrom(conditions).Draw(t, "condition"))
+		}
+		old := engine(text)
+		r := drawRequest(t)
+		r.Tool, r.Verb, r.Run.Denials = nil, rapid.SampledFrom(ports.All()).Draw(t, "verb"), 0
+		for range 8 {
+			switch rapid.IntRange(0, 6).Draw(t, "change") {
+			case 0:
+				r.Now = time.Unix(rapid.Int64Range(0, 200000).Draw(t, "now"), 0)
+			case 1:
+				r.Run.Tainted = !r.Run.Tainted
+			case 2:
+				r.DryRun = !r.DryRun
+			case 3:
+				r.Change.Verified = !r.Change.Verified
+			case 4:
+				r.Resources = rapid.SliceOfN(rapid.SampledFrom([]string{"a", ""}), 0, 2).Draw(t, "resources")
+			case 5:
+				r.Provider.Origin = rapid.SampledFrom([]string{"a", "b"}).Draw(t, "origin")
+			case 6:
+				r.Input = digest.Digest(rapid.SampledFrom([]string{"i", "j"}).Draw(t, "input"))
+			}
+			k := old.memos.known(r)
+			f := newFacts(r, nil, k)
+			effect, reasons, ask := old.ask(&f, k)
+			wantEffect, wantReasons, wantAsk := old.evaluate(&f, f.records())
+			if effect != wantEffect || ask != wantAsk || !slices.Equal(reasons, wantReasons) {
+				t.Fatalf("%s\n%s %v\nwant %s %v", text, effect, reasons, wantEffect, wantReasons)
+			}
+			for i := range reasons {
+				reasons[i].Text = "the caller's own"
+			}
 		}
 	})
 }

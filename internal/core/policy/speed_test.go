@@ -199,7 +199,7 @@ func TestSlicesLeaveOutOnlyWhatIsFalse(t *testing.T) {
 func TestVerdictsAreAskedAgainWhereTheyMove(t *testing.T) {
 	conditions := []string{
 		`context.run.tainted`, `context.time.unix < 100`, `context["time"].hour > 12`, `context has time`, `context.input == "i"`, `context == context`,
-		`context.dry_run`, `context.caller == "release"`, `context.change.verified`, `context.grant.verbs.contains("a")`, `context.provider.origin == "a"`,
+		`(if context.dry_run then context else context).time.unix < 100`, `context.dry_run`, `context.caller == "release"`, `context.change.verified`, `context.grant.verbs.contains("a")`, `context.provider.origin == "a"`,
 		`context.actor.vendor == "a"`, `context.verb.risk == "READ"`, `context.resources.contains("a")`, `[context].contains(context)`,
 	}
 	engine := func(text string) *Engine {

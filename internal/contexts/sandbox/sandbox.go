@@ -176,12 +176,12 @@ func (c *Context) Create(ctx context.Context, s Spec) (box *Sandbox, err error) 
 		return nil, fail("create", errors.Join(err, link.Close()))
 	}
 	box.ID = answer.GetSandbox()
+	made := box // a return of nil takes box away before this runs
 	defer func() {
 		if err != nil {
 			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 			defer cancel()
-			err = errors.Join(err, box.Destroy(end))
-			box = nil
+			err = errors.Join(err, made.Destroy(end))
 		}
 	}()
 	if err := box.accept(request, answer); err != nil {

@@ -65,6 +65,7 @@ type Daemon struct {
 	providers  *catalog.Catalog
 	dispatcher *dispatch.Dispatcher
 	evidence   *evidence.Evidence
+	anchors    *anchors
 	runner     *orchestration.Runner
 	live       liveRuns
 	watchers   watchers
@@ -89,7 +90,7 @@ type Daemon struct {
 func Open(ctx context.Context, home Home, progress io.Writer) (d *Daemon, err error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	d = &Daemon{
-		home: home, now: time.Now, progress: progress, stop: stop,
+		home: home, now: time.Now, progress: progress, stop: stop, anchors: newAnchors(),
 		live:     liveRuns{m: map[identity.ChangeID]map[identity.RunID]*box{}},
 		watchers: watchers{of: map[identity.ChangeID][]cli.Observer{}},
 		stores:   map[identity.ChangeID]*worktree.Store{},
@@ -255,6 +256,14 @@ func (d *Daemon) openEvidence(ctx context.Context) (err error) {
 		return fmt.Errorf("bring the evidence store up to the journal: %w", err)
 	}
 	d.background.Go(func() { d.evidence.Run(ctx) })
+	d.background.Go(func() {
+		d.anchors.run(ctx, func(ctx context.Context, id identity.ChangeID) error {
+			_, err := d.evidence.Anchor(ctx, id)
+			return err
+		}, func(id identity.ChangeID, err error) {
+			fmt.Fprintf(d.log, "anchor the head of %s: %v\n", id, err)
+		})
+	})
 	return nil
 }
 

@@ -350,6 +350,9 @@ func (s steps) Plan(ctx context.Context, j orchestration.Job) (change.Plan, erro
 	if err != nil {
 		return change.Plan{}, err
 	}
+	if err := s.receipt(ctx, j, res); err != nil {
+		return change.Plan{}, err
+	}
 	if err := ended(res); err != nil {
 		return change.Plan{}, err
 	}
@@ -414,6 +417,9 @@ func (s steps) Execute(ctx context.Context, j orchestration.Job) (change.Candida
 	if err != nil {
 		return change.Candidate{}, err
 	}
+	if err := s.receipt(ctx, j, res); err != nil {
+		return change.Candidate{}, err
+	}
 	if err := s.endedAt(ctx, res); err != nil {
 		return change.Candidate{}, err
 	}
@@ -429,6 +435,31 @@ func (s steps) Execute(ctx context.Context, j orchestration.Job) (change.Candida
 		Snapshot: got.Pack.Digest, Tree: got.Tree, Base: got.Base, Head: got.Commit, Run: a.Actor.Run, Files: len(got.Changed),
 		Objects: change.Blob{Digest: got.Pack.Digest, Size: got.Pack.Size},
 	}, nil
+}
+
+// receipt records what the host itself observed of a run: what it decided and
+// started, and what the run came to (P-138). It holds digests and counts only.
+func (s steps) receipt(ctx context.Context, j orchestration.Job, res execution.Result) error {
+	body := map[string]any{
+		"run": string(j.Command.Run), "outcome": res.Outcome.String(), "reason": printable(res.Reason), "source": "host",
+		"events": res.Stats.Events, "decisions": res.Stats.Decisions, "denials": res.Stats.Denials, "processes": res.Stats.Spawns,
+	}
+	if c := res.Checkpoint; c != nil {
+		body["checkpoint"] = map[string]any{"work": string(c.Work.Digest), "home": string(c.Home.Digest)}
+	}
+	if c := res.Candidate; c != nil {
+		body["candidate"] = map[string]any{
+			"base": c.Base, "tree": c.Tree, "commit": c.Commit, "objects": string(c.Pack.Digest),
+			"changed": len(c.Changed), "violations": len(c.Violations), "dropped": c.Dropped,
+		}
+	}
+	if r := res.Review; r != nil {
+		body["review"] = map[string]any{"approve": r.Approve, "document": string(r.Digest), "findings": len(r.Findings)}
+	}
+	if p := res.Plan; p != nil {
+		body["plan"] = map[string]any{"document": string(p.Digest), "work_units": len(p.WorkUnits)}
+	}
+	return s.note(ctx, j, "RUN_RESULT", body)
 }
 
 // ended turns the end of a run into the class of its command.
@@ -566,6 +597,9 @@ func (s steps) Review(ctx context.Context, j orchestration.Job) (change.Reviewed
 	}
 	res, err := c.Review(ctx, r)
 	if err != nil {
+		return change.Reviewed{}, err
+	}
+	if err := s.receipt(ctx, j, res); err != nil {
 		return change.Reviewed{}, err
 	}
 	if err := ended(res); err != nil {

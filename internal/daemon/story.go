@@ -86,8 +86,12 @@ func (s *synced) Line(e cli.Event) {
 	s.o.Line(e)
 }
 
-// Progress shows where a Change stands; it is the orchestration's observer.
+// Progress shows where a Change stands and has its head anchored at each change
+// of state; it is the orchestration's observer.
 func (d *Daemon) Progress(p orchestration.Progress) {
+	if p.Step == "" {
+		d.anchors.want(p.Change)
+	}
 	d.watchers.each(p.Change, func(o cli.Observer) {
 		switch {
 		case p.Step == "":

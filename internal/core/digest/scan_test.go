@@ -90,3 +90,34 @@ func BenchmarkCanonical(b *testing.B) {
 		}
 	}
 }
+
+// TestWriter: what it vouches for is canonical.
+func TestWriter(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.OneOf(rapid.StringMatching(`[ -~]{0,6}`), rapid.String())
+		a, list, n := text.Draw(t, "a"), rapid.SliceOf(text).Draw(t, "list"), rapid.OneOf(rapid.Int64Range(-5, 5), rapid.Int64()).Draw(t, "n")
+		w := NewWriter(0)
+		w.Open()
+		w.Text("a", a)
+		w.Texts("b", list)
+		w.Number("c", n)
+		w.Flag("d", true)
+		w.Name("e")
+		w.Open()
+		w.Close()
+		w.Name("f")
+		w.Raw([]byte(`{"z":1}`))
+		w.Close()
+		b, ok := w.Bytes()
+		if !ok {
+			return
+		}
+		if list == nil {
+			list = []string{}
+		}
+		want, err := Canonical(map[string]any{"a": a, "b": list, "c": n, "d": true, "e": map[string]any{}, "f": map[string]any{"z": 1}})
+		if err != nil || !bytes.Equal(b, want) {
+			t.Fatalf("%s, want %s, %v", b, want, err)
+		}
+	})
+}

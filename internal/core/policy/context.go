@@ -260,9 +260,10 @@ func (f *facts) written(k known) (json.RawMessage, error) {
 	if err := f.inRange(); err != nil {
 		return nil, err
 	}
-	w := writer{b: make([]byte, 0, 1024+len(k.grant.json)+len(k.provider.json)+len(k.change.json))}
-	if f.write(&w, k) {
-		return w.b, nil
+	w := digest.NewWriter(1024 + len(k.grant.json) + len(k.provider.json) + len(k.change.json))
+	f.write(w, k)
+	if b, ok := w.Bytes(); ok {
+		return b, nil
 	}
 	return f.canonical()
 }

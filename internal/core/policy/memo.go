@@ -102,9 +102,7 @@ func (m *memos) grant(g grant.Grant) *heldGrant {
 	h := &heldGrant{of: g.Clone()}
 	h.digest, h.err, h.facts = h.of.Digest(), h.of.Validate(), newGrantFacts(h.of)
 	h.record = h.facts.record()
-	if w := (writer{}); h.facts.write(&w) {
-		h.json = w.b
-	}
+	h.json = written(h.facts.write)
 	m.grants.put(g.ID, h)
 	return h
 }
@@ -125,9 +123,7 @@ func (m *memos) provider(p ProviderFacts) *knownProvider {
 	p.Egress, p.Credentials = slices.Clone(p.Egress), slices.Clone(p.Credentials)
 	k := &knownProvider{of: p, facts: newProviderFacts(p)}
 	k.record = k.facts.record()
-	if w := (writer{}); k.facts.write(&w) {
-		k.json = w.b
-	}
+	k.json = written(k.facts.write)
 	m.providers.put(p.Extension, k)
 	return k
 }
@@ -148,9 +144,7 @@ func (m *memos) change(c ChangeFacts) *knownChange {
 	c.Authors = slices.Clone(c.Authors)
 	k := &knownChange{of: c, facts: newChangeFacts(c)}
 	k.record = k.facts.record()
-	if w := (writer{}); k.facts.write(&w) {
-		k.json = w.b
-	}
+	k.json = written(k.facts.write)
 	m.changes.put(c.ID, k)
 	return k
 }

@@ -50,9 +50,11 @@ func (d *Dispatcher) finish(ctx context.Context, c *call) error {
 		}
 	}
 	var err error
-	f.Outcome, err = digest.Canonical(recorded{
-		Code: int(a.code), EffectUnknown: a.effectUnknown, HasBody: a.hasBody, Host: a.host, Message: strings.ToValidUTF8(a.message, "�"), Missing: a.missing,
-	})
+	outcome := recorded{
+		Code: int(a.code), EffectUnknown: a.effectUnknown, HasBody: a.hasBody, Host: a.host, Message: strings.ToValidUTF8(a.message, "�"),
+		Missing: append([]string{}, a.missing...),
+	}
+	f.Outcome, err = outcome.canonical()
 	if err != nil {
 		return d.unrecorded(c, err)
 	}

@@ -1,11 +1,9 @@
 package dispatch
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"slices"
+	"fmt"
 	"strconv"
 
 	"github.com/numinance/numinance/internal/core/digest"
@@ -194,35 +192,27 @@ func (d *Dispatcher) resultEntry(c *call, result digest.Digest, used journal.Amo
 		}
 		b.Evidence = append(b.Evidence, r)
 	}
-	return d.entry(c.authority, KindResult, c.action, c.key, c.digest, b)
+	return d.entry(c.authority, KindResult, c.action, c.key, c.digest, b.canonical)
 }
 
 func (d *Dispatcher) doubtEntry(c *call, cause error) (journal.Entry, error) {
-	return d.entry(c.authority, KindDoubt, c.action, c.key, c.digest, map[string]any{
-		"action": string(c.action), "decision": string(c.decision.ID), "key": c.key, "verb": c.verb.Name(),
-		"cause": clip(cause.Error(), 1024), "compensating": c.verb.Compensating,
+	return d.entry(c.authority, KindDoubt, c.action, c.key, c.digest, func() ([]byte, error) {
+		return digest.Canonical(map[string]any{
+			"action": string(c.action), "decision": string(c.decision.ID), "key": c.key, "verb": c.verb.Name(),
+			"cause": clip(cause.Error(), 1024), "compensating": c.verb.Compensating,
+		})
 	})
 }
 
-// decision is entry for a decision. Its context, most of its bytes, is canonical
-// already: it is put into its place instead of being encoded once more.
 func (d *Dispatcher) decision(a Authority, action identity.ActionID, key string, request digest.Digest, b DecisionBody) (journal.Entry, error) {
-	typed := b.Context
-	b.Context = nil
-	e, err := d.entry(a, KindDecision, action, key, request, b)
-	if err != nil || len(typed) == 0 {
-		return e, err
-	}
-	// Members are in order and quotes inside of texts are escaped, so the first
-	// occurrence is the member that follows "context".
-	next := []byte(`,"decision":`)
-	before, after, found := bytes.Cut(e.Body, next)
-	if !found {
-		return e, errors.New("encode a decision: no place for its context")
-	}
-	return e.WithCanonical(slices.Concat(before, []byte(`,"context":`), typed, next, after)), nil
+	return d.entry(a, KindDecision, action, key, request, b.canonical)
 }
 
-func (d *Dispatcher) entry(a Authority, kind string, action identity.ActionID, key string, request digest.Digest, body any) (journal.Entry, error) {
-	return journal.Entry{At: d.c.Now(), Change: changeOf(a), Kind: kind, Action: action, Key: key, Request: request}.With(body)
+// entry is one whose body is made by the given function, in its canonical form.
+func (d *Dispatcher) entry(a Authority, kind string, action identity.ActionID, key string, request digest.Digest, body func() ([]byte, error)) (journal.Entry, error) {
+	b, err := body()
+	if err != nil {
+		return journal.Entry{}, fmt.Errorf("journal entry %s: %w", kind, err)
+	}
+	return journal.Entry{At: d.c.Now(), Change: changeOf(a), Kind: kind, Action: action, Key: key, Request: request}.WithCanonical(b), nil
 }

@@ -93,9 +93,11 @@ func (d *Dispatcher) denyTool(ctx context.Context, a Authority, t policy.Tool, a
 	if len(e.Reasons) > 0 {
 		first = e.Reasons[0]
 	}
-	told, err := d.entry(a, KindToolDenied, action, "", "", map[string]any{
-		"action": string(action), "decision": string(e.ID), "effect": e.Effect.String(), "layer": first.Layer, "reason": clip(first.Text, 1024),
-		"rule": first.ID, "run": clip(string(a.Actor.Run), 64), "source": "host", "tool": toolBody(t),
+	told, err := d.entry(a, KindToolDenied, action, "", "", func() ([]byte, error) {
+		return digest.Canonical(map[string]any{
+			"action": string(action), "decision": string(e.ID), "effect": e.Effect.String(), "layer": first.Layer, "reason": clip(first.Text, 1024),
+			"rule": first.ID, "run": clip(string(a.Actor.Run), 64), "source": "host", "tool": toolBody(t),
+		})
 	})
 	if err != nil {
 		denied.Unrecorded = err

@@ -68,6 +68,7 @@ type Daemon struct {
 	anchors    *anchors
 	runner     *orchestration.Runner
 	live       liveRuns
+	begun      begun
 	watchers   watchers
 
 	images     *image.Keeper
@@ -109,6 +110,9 @@ func Open(ctx context.Context, home Home, progress io.Writer) (d *Daemon, err er
 		return d, err
 	}
 	if err := d.openEnforcement(running); err != nil {
+		return d, err
+	}
+	if err := d.clearLeftovers(); err != nil {
 		return d, err
 	}
 	if err := d.openEvidence(running); err != nil {

@@ -24,16 +24,32 @@ func FindHome() (Home, error) {
 		if err != nil {
 			return "", fmt.Errorf("NUMI_HOME: %w", err)
 		}
-		return Home(abs), nil
+		return resolved(abs), nil
 	}
 	if d := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(d) {
-		return Home(filepath.Join(d, "numinance")), nil
+		return resolved(filepath.Join(d, "numinance")), nil
 	}
 	h, err := os.UserHomeDir()
 	if err != nil {
 		return "", fmt.Errorf("no state directory: set NUMI_HOME: %w", err)
 	}
-	return Home(filepath.Join(h, ".local", "share", "numinance")), nil
+	return resolved(filepath.Join(h, ".local", "share", "numinance")), nil
+}
+
+// resolved is dir with the links on its way followed, as far as it exists: what
+// is mounted into sandboxes lies below it, and mounts do not follow links. Two
+// names of one directory are one state directory.
+func resolved(dir string) Home {
+	rest := ""
+	for at := dir; ; at = filepath.Dir(at) {
+		if real, err := filepath.EvalSymlinks(at); err == nil {
+			return Home(filepath.Join(real, rest))
+		}
+		if at == filepath.Dir(at) {
+			return Home(dir)
+		}
+		rest = filepath.Join(filepath.Base(at), rest)
+	}
 }
 
 func (h Home) at(parts ...string) string {
@@ -43,7 +59,7 @@ func (h Home) at(parts ...string) string {
 // Database, Blobs, Images, Keys and Control are where the parts of the state lie.
 func (h Home) Database() string { return h.at("state", "numi.db") }
 func (h Home) Blobs() string    { return h.at("blobs") }
-func (h Home) Images() string   { return h.at("images") }
+func (h Home) Images() string   { return string(resolved(h.at("images"))) }
 func (h Home) Keys() string     { return h.at("keys") }
 
 // Control is the generated control directory of one repository.

@@ -19,6 +19,7 @@ import (
 	"github.com/numinance/numinance/internal/core/change"
 	"github.com/numinance/numinance/internal/core/digest"
 	"github.com/numinance/numinance/internal/core/policy"
+	"github.com/numinance/numinance/internal/host/blob"
 	"github.com/numinance/numinance/internal/host/bridge"
 	"github.com/numinance/numinance/internal/host/dispatch"
 	"github.com/numinance/numinance/internal/host/hostservice"
@@ -150,7 +151,14 @@ func (a adapters) Launch(ctx context.Context, s execution.Sandbox, l execution.L
 	desk := l.Desk
 	return a.d.launchInside(ctx, b, "authorexecutor/"+l.Executor, l.Config, hostservice.Config{
 		Decide:     func(ctx context.Context, t policy.Tool) (policy.Decision, error) { return desk.Decide(ctx, t) },
-		AgentSpawn: desk.MaySpawn, Readable: desk.MayRead, Checkpoint: desk.Checkpoint, MayHold: desk.MayHold,
+		AgentSpawn: desk.MaySpawn, Readable: desk.MayRead, MayHold: desk.MayHold,
+		Checkpoint: func(ctx context.Context, label string) (blob.Ref, error) {
+			ref, err := desk.Checkpoint(ctx, label)
+			if err != nil {
+				return ref, err
+			}
+			return ref, a.d.keepCheckpoint(ctx, b.change, b.run, desk.Receipts().Last())
+		},
 	})
 }
 

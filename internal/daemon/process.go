@@ -65,6 +65,10 @@ func Main(ctx context.Context, version string, args []string, stdout, stderr io.
 func own(ctx context.Context, home Home, c cli.Config, args []string, stdout, stderr io.Writer) int {
 	shared := &sharedRuntime{home: home}
 	c.Open = shared.open
+	if err := home.clearSockets(); err != nil {
+		fmt.Fprintln(stderr, "numi:", err)
+		return cli.ExitBroken
+	}
 	server, err := api.Listen(home.Socket(), func(ctx context.Context, r api.Request, out, errOut io.Writer) int {
 		mine := c
 		mine.Dir = r.Dir

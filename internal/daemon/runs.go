@@ -115,6 +115,9 @@ type plan struct {
 }
 
 func (b boxes) open(ctx context.Context, p plan) (*box, error) {
+	if err := b.d.fresh(ctx, b.j.State.ID, p.authority.Actor.Run); err != nil {
+		return nil, err
+	}
 	store, err := b.d.objects(ctx, b.j.State.ID)
 	if err != nil {
 		return nil, err
@@ -492,15 +495,11 @@ func (s steps) endedAt(ctx context.Context, res execution.Result) error {
 	if !errors.As(err, &typed) || res.Checkpoint == nil {
 		return err
 	}
-	raw, jerr := json.Marshal(kept(*res.Checkpoint))
-	if jerr != nil {
-		return errors.Join(err, jerr)
-	}
-	ref, perr := s.d.blobs.PutBytes(ctx, raw)
+	ref, perr := s.d.putCheckpoint(ctx, *res.Checkpoint)
 	if perr != nil {
 		return errors.Join(err, perr)
 	}
-	typed.Checkpoint = ref.Digest
+	typed.Checkpoint = ref
 	return typed
 }
 

@@ -170,19 +170,17 @@ func (j *Journal) commit(ops []*op) (again []*op) {
 		j.fenced.Store(true)
 	}
 	j.healthy.Store(err == nil)
-	for _, o := range ops {
-		switch {
-		case err != nil && o.lazy && !errors.Is(err, ErrFenced):
-			again = append(again, o)
-		case err != nil:
-			o.settle(0, err)
-		default:
-			o.settle(o.seq, o.err)
-		}
-	}
 	if err != nil {
+		for _, o := range ops {
+			if o.lazy && !errors.Is(err, ErrFenced) {
+				again = append(again, o)
+			} else {
+				o.settle(0, err)
+			}
+		}
 		return again
 	}
+	// Whoever is told that a write is on disk finds the journal to say so.
 	j.mu.Lock()
 	for _, o := range ops {
 		j.settled(o.write)
@@ -193,6 +191,9 @@ func (j *Journal) commit(ops []*op) (again []*op) {
 	close(j.advanced)
 	j.advanced = make(chan struct{})
 	j.mu.Unlock()
+	for _, o := range ops {
+		o.settle(o.seq, o.err)
+	}
 	return nil
 }
 

@@ -245,11 +245,11 @@ func (e *Engine) Replay(context json.RawMessage) (Effect, []Reason, error) {
 // rule for its action looks at the time or the input, the same question has the
 // same answer.
 func (e *Engine) ask(f *facts, k known) (Effect, []Reason, string) {
-	q, again := f.question(k)
-	if again {
-		x := e.byAction[actionUID(f.Action)]
-		again = x != nil && !x.moving
+	x := e.byAction[actionUID(f.Action)]
+	if x == nil || x.moving {
+		return e.evaluate(f, e.memos.records(f, k))
 	}
+	q, again := f.question(k)
 	if again {
 		if v, ok := e.memos.verdicts.get(q); ok {
 			return v.effect, slices.Clone(v.reasons), v.ask

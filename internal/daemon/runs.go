@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/numinance/numinance/internal/contexts/execution"
 	"github.com/numinance/numinance/internal/contexts/sandbox"
 	"github.com/numinance/numinance/internal/contexts/verification"
@@ -18,7 +16,6 @@ import (
 	"github.com/numinance/numinance/internal/core/digest"
 	"github.com/numinance/numinance/internal/core/grant"
 	"github.com/numinance/numinance/internal/core/identity"
-	"github.com/numinance/numinance/internal/core/policy"
 	"github.com/numinance/numinance/internal/host/blob"
 	"github.com/numinance/numinance/internal/host/dispatch"
 	"github.com/numinance/numinance/internal/host/egress"
@@ -27,17 +24,6 @@ import (
 )
 
 const executorFake = "fake"
-
-// enforcer shows the dispatcher to the execution context.
-type enforcer struct{ d *dispatch.Dispatcher }
-
-func (e enforcer) Via(a dispatch.Authority, p dispatch.Provider) grpc.ClientConnInterface {
-	return e.d.Conn(a).Via(p)
-}
-
-func (e enforcer) Tool(ctx context.Context, a dispatch.Authority, t policy.Tool) (policy.Decision, error) {
-	return e.d.Tool(ctx, a, t)
-}
 
 // liveRuns are the sandboxes that this process has open, by Change.
 type liveRuns struct {
@@ -291,7 +277,7 @@ func (t trees) Diff(ctx context.Context, s execution.DiffSpec) (execution.Candid
 // execution returns the execution context for one job.
 func (s steps) execution(j orchestration.Job, docs bound) (*execution.Context, error) {
 	return execution.New(execution.Config{
-		Dispatcher: enforcer{s.d.dispatcher}, Sandboxes: executionBoxes{boxes{s.d, j, docs}}, Adapters: adapters{s.d},
+		Dispatcher: execution.Enforcer{Dispatcher: s.d.dispatcher}, Sandboxes: executionBoxes{boxes{s.d, j, docs}}, Adapters: adapters{s.d},
 		Trees: trees{s.d, j, docs}, Blobs: s.d.blobs, Now: s.d.now,
 	})
 }

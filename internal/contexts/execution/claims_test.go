@@ -76,13 +76,50 @@ func TestSpawnNeedsAnAllowedDecision(t *testing.T) {
 	r.Decided(policy.Tool{Name: "run"}, policy.Decision{ID: "dec-no"})
 	r.Decided(policy.Tool{Name: "run"}, policy.Decision{ID: "dec-wait", Effect: policy.Escalate})
 	r.Decided(policy.Tool{Name: "say"}, policy.Decision{ID: "dec-say", Effect: policy.Allow})
-	if err := r.MaySpawn("dec-yes"); err != nil {
+	if err := r.MaySpawn("dec-yes", nil); err != nil {
 		t.Error(err)
 	}
 	for _, id := range []identity.DecisionID{"", "dec-other", "dec-no", "dec-wait", "dec-say"} {
-		if err := r.MaySpawn(id); err == nil {
+		if err := r.MaySpawn(id, nil); err == nil {
 			t.Errorf("a process under decision %q", id)
 		}
+	}
+}
+
+// A decision is good for one process, and one to run a command for that command.
+func TestSpawnUsesItsDecisionUp(t *testing.T) {
+	long := strings.Repeat("x", 3000)
+	r := &execution.Receipts{}
+	for id, tool := range map[identity.DecisionID]policy.Tool{
+		"dec-write": {Name: "write", Path: "a"}, "dec-test": {Name: "run", Argv: []string{"go", "test"}},
+		"dec-other": {Name: "run", Argv: []string{"go", "test"}}, "dec-long": {Name: "run", Argv: []string{"sh", long[:1024]}},
+	} {
+		r.Decided(tool, policy.Decision{ID: id, Effect: policy.Allow})
+	}
+	for _, c := range []struct {
+		id   identity.DecisionID
+		argv []string
+		ok   bool
+	}{
+		{"dec-other", []string{"curl", "https://x.example"}, false},
+		{"dec-other", []string{"go", "test", "./..."}, false},
+		{"dec-other", []string{"go"}, false},
+		{"dec-test", []string{"go", "test"}, true},
+		{"dec-test", []string{"go", "test"}, false},
+		{"dec-long", []string{"sh", long}, true},
+		{"dec-write", []string{"/bin/sh", "-c", "cat > a"}, true},
+		{"dec-write", []string{"/bin/sh", "-c", "cat > a"}, false},
+	} {
+		if err := r.MaySpawn(c.id, c.argv); (err == nil) != c.ok {
+			t.Errorf("%s for %.40q: %v, want it allowed: %v", c.id, c.argv, err, c.ok)
+		}
+	}
+	if got := r.Stats().Spawns; got != 3 {
+		t.Errorf("%d processes counted, want 3", got)
+	}
+	r.Decided(policy.Tool{Name: "checkpoint"}, policy.Decision{ID: "dec-keep", Effect: policy.Allow})
+	if !r.MayCheckpoint() || r.MayCheckpoint() {
+		t.Error("one decision is good for one checkpoint")
 	}
 }
 

@@ -58,13 +58,13 @@ func (d *Desk) Decide(ctx context.Context, t policy.Tool) (policy.Decision, erro
 }
 
 // MaySpawn says whether the adapter may start a process at the agent's uid
-// under a decision, and counts it.
-func (d *Desk) MaySpawn(id identity.DecisionID) error {
+// under a decision, and uses the decision up.
+func (d *Desk) MaySpawn(id identity.DecisionID, argv []string) error {
 	if d.over.Load() {
 		return ErrOver
 	}
 	d.busy()
-	return d.receipts.MaySpawn(id)
+	return d.receipts.MaySpawn(id, argv)
 }
 
 // MayHold says whether the adapter may have a handle for a credential intent:

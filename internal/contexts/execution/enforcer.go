@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/numinance/numinance/internal/core/identity"
 	"github.com/numinance/numinance/internal/core/policy"
 	"github.com/numinance/numinance/internal/host/dispatch"
 )
@@ -21,6 +22,11 @@ func (e Enforcer) Via(a dispatch.Authority, p dispatch.Provider) grpc.ClientConn
 // Tool implements Dispatcher.
 func (e Enforcer) Tool(ctx context.Context, a dispatch.Authority, t policy.Tool) (policy.Decision, error) {
 	return e.Dispatcher.Tool(ctx, a, t)
+}
+
+// Taint implements Dispatcher.
+func (e Enforcer) Taint(ctx context.Context, run identity.RunID) error {
+	return e.Dispatcher.Taint(ctx, run)
 }
 
 // refusal returns the denial of the adapter's own call, if that is what err is:

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/numinance/numinance/internal/core/digest"
+	"github.com/numinance/numinance/internal/core/identity"
 	"github.com/numinance/numinance/internal/core/pathscope"
 	"github.com/numinance/numinance/internal/core/policy"
 	"github.com/numinance/numinance/internal/host/blob"
@@ -23,6 +24,9 @@ type Dispatcher interface {
 	// Tool decides on a tool intent and records the decision durably before it
 	// returns. An error is a denial.
 	Tool(ctx context.Context, a dispatch.Authority, t policy.Tool) (policy.Decision, error)
+	// Taint records that a run is given untrusted content, for the rules that
+	// ask for it.
+	Taint(ctx context.Context, run identity.RunID) error
 }
 
 // Sandboxes makes the one sandbox of a run; contexts/sandbox implements it.

@@ -53,6 +53,15 @@ type house struct {
 
 func newHouse(t *testing.T, idle time.Duration) *house {
 	t.Helper()
+	engine, err := policy.LoadDefault()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newHouseUnder(t, idle, engine)
+}
+
+func newHouseUnder(t *testing.T, idle time.Duration, engine *policy.Engine) *house {
+	t.Helper()
 	h := &house{T: t, root: t.TempDir()}
 	dir := t.TempDir()
 	j, err := journal.Open(t.Context(), journal.Config{Path: filepath.Join(dir, "state.db"), Spill: filepath.Join(dir, "spill"), Holder: "test", Now: time.Now})
@@ -61,10 +70,6 @@ func newHouse(t *testing.T, idle time.Duration) *house {
 	}
 	t.Cleanup(func() { _ = j.Close() })
 	if h.blobs, err = blob.Open(blob.Config{Dir: filepath.Join(dir, "blobs"), Quota: 1 << 30, Inline: j}); err != nil {
-		t.Fatal(err)
-	}
-	engine, err := policy.LoadDefault()
-	if err != nil {
 		t.Fatal(err)
 	}
 	d, err := dispatch.New(dispatch.Config{Journal: j, Blobs: h.blobs, Policy: engine, Providers: none{}, Now: time.Now, Lag: func() time.Duration { return 0 }})
@@ -203,7 +208,7 @@ type gated struct {
 func (g *gated) Recv() (*pluginv1.SpawnRequest, error) {
 	m, err := g.BidiStreamingServer.Recv()
 	if start := m.GetStart(); err == nil && start != nil {
-		if derr := g.d.desk.MaySpawn(identity.DecisionID(start.GetDecisionId())); derr != nil {
+		if derr := g.d.desk.MaySpawn(identity.DecisionID(start.GetDecisionId()), start.GetArgv()); derr != nil {
 			return nil, status.Error(codes.PermissionDenied, derr.Error())
 		}
 	}
@@ -370,6 +375,21 @@ func TestResume(t *testing.T) {
 	res, err := h.context.Author(t.Context(), second)
 	if err != nil || res.Outcome != execution.Completed || res.Stats.Spawns != 1 {
 		t.Fatalf("%v, %+v", err, res)
+	}
+}
+
+// A run reads its ticket before its first step: a rule about runs that have
+// read untrusted content holds from there on.
+func TestRunIsTaintedByItsTask(t *testing.T) {
+	engine, err := policy.Load(map[string][]byte{"default.cedar": []byte(policy.Default()), "more.cedar": []byte(
+		`@id("tainted-runs-run-nothing") forbid (principal, action == Action::"tool.run", resource) when { context.run.tainted };`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHouseUnder(t, 0, engine)
+	res, err := h.context.Author(t.Context(), author(t, h, `steps: [{run: {argv: ["true"], expect: denied}}]`))
+	if err != nil || res.Outcome != execution.Completed || res.Stats.Denials != 1 || res.Stats.Spawns != 0 {
+		t.Fatalf("%v, %v (%s), %+v", err, res.Outcome, res.Reason, res.Stats)
 	}
 }
 

@@ -3,6 +3,7 @@ package execution
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/numinance/numinance/internal/core/identity"
@@ -27,7 +28,7 @@ type decided struct {
 	decision policy.Decision
 	claimed  bool // an event echoed it
 	effect   bool // an event claimed its effect
-	spawned  int  // processes started under it
+	used     bool // a process was started or a checkpoint taken under it
 }
 
 // Checkpoint is a state of the run that another run can start from.
@@ -64,9 +65,10 @@ func (r *Receipts) Decided(t policy.Tool, d policy.Decision) {
 // uid.
 var spawnTools = []string{"write", "patch", "delete", "run", "read"}
 
-// MaySpawn says whether a process may be started under a decision, and counts
-// it. Only an allowed intent that a process carries out is good for that.
-func (r *Receipts) MaySpawn(id identity.DecisionID) error {
+// MaySpawn says whether a process may be started under a decision, and uses the
+// decision up. Only an allowed intent that a process carries out is good for
+// that, for one process; a decision to run a command is good for that command.
+func (r *Receipts) MaySpawn(id identity.DecisionID, argv []string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d := r.decisions[id]
@@ -79,34 +81,61 @@ func (r *Receipts) MaySpawn(id identity.DecisionID) error {
 		return fmt.Errorf("decision %s does not allow it: %s", id, d.decision.Summary())
 	case !slices.Contains(spawnTools, d.tool.Name):
 		return fmt.Errorf("decision %s allows %s, which is not carried out by a process", id, d.tool.Name)
+	case d.used:
+		return fmt.Errorf("decision %s was used for a process already; ask for another one", id)
+	case d.tool.Name == "run" && !slices.Equal(d.tool.Argv, bounded(argv)):
+		return fmt.Errorf("decision %s allows another command", id)
 	}
-	d.spawned++
+	d.used = true
 	r.spawns++
 	return nil
 }
 
-// MayUse says whether decision id allows the named tool. Empty fields of want
-// are not compared.
-func (r *Receipts) allowed(match func(policy.Tool) bool) bool {
+// Bounds of a command in a decision; numinance.plugin.v1 has them as well.
+const (
+	maxArgs = 64
+	maxArg  = 1024
+)
+
+// bounded cuts a command as an adapter has to cut it for a decision: what lies
+// beyond the bounds, a decision says nothing about.
+func bounded(argv []string) []string {
+	var out []string
+	for _, a := range argv[:min(len(argv), maxArgs)] {
+		a = strings.ToValidUTF8(a, "\uFFFD")
+		if len(a) > maxArg {
+			a = strings.ToValidUTF8(a[:maxArg], "")
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+// MayHold says whether an allowed decision of this run covers a credential
+// intent.
+func (r *Receipts) MayHold(intent string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, d := range r.decisions {
-		if d.decision.Effect == policy.Allow && match(d.tool) {
+		if d.decision.Effect == policy.Allow && d.tool.Name == "credential" && d.tool.Intent == intent {
 			return true
 		}
 	}
 	return false
 }
 
-// MayHold says whether an allowed decision of this run covers a credential
-// intent.
-func (r *Receipts) MayHold(intent string) bool {
-	return r.allowed(func(t policy.Tool) bool { return t.Name == "credential" && t.Intent == intent })
-}
-
-// MayCheckpoint says whether a checkpoint was allowed.
+// MayCheckpoint says whether a checkpoint was allowed, and uses the oldest
+// decision that is good for one up.
 func (r *Receipts) MayCheckpoint() bool {
-	return r.allowed(func(t policy.Tool) bool { return t.Name == "checkpoint" })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, id := range r.order {
+		if d := r.decisions[id]; d.decision.Effect == policy.Allow && d.tool.Name == "checkpoint" && !d.used {
+			d.used = true
+			return true
+		}
+	}
+	return false
 }
 
 // Kept records a checkpoint.

@@ -75,6 +75,11 @@ func (c *Context) carryOut(ctx context.Context, r Run, m mode) (res Result, err 
 		busy: func() { idle.Reset(c.Idle) },
 	}
 	defer desk.close()
+	// Task and plan come from a tracker and a harness. From here on the run has
+	// read them, for every rule that asks, whether or not the adapter says so.
+	if err := c.Dispatcher.Taint(runCtx, r.Authority.Grant.Run); err != nil {
+		return Result{}, fmt.Errorf("run %s: %w", r.Authority.Grant.Run, err)
+	}
 	adapter, err := c.Adapters.Launch(runCtx, box, Launch{Executor: r.Executor, Authority: r.Authority, Config: config, Desk: desk})
 	if err != nil {
 		return Result{}, fmt.Errorf("run %s: start its adapter %s: %w", r.Authority.Grant.Run, r.Executor, err)

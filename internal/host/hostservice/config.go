@@ -29,8 +29,8 @@ type Config struct {
 	// Spawn starts a process in the run's sandbox (adapters and verifiers).
 	Spawn func(context.Context, bridge.Command) (*bridge.Process, error)
 	// AgentSpawn says whether a process may start at the agent's uid under a
-	// decision, and uses the decision up; nil refuses (adapters).
-	AgentSpawn func(identity.DecisionID) error
+	// decision, as this command, and uses the decision up; nil refuses (adapters).
+	AgentSpawn func(id identity.DecisionID, argv []string) error
 	// CandidateSpawn lets processes start at the candidate's uid (verifiers).
 	CandidateSpawn bool
 	// Limits bound every spawned process.

@@ -275,8 +275,8 @@ func TestSpawn(t *testing.T) {
 	}
 	used := map[identity.DecisionID]bool{}
 	r := &recorder{}
-	h := session(t, hostservice.Config{Spawn: b.Spawn, Refusals: r, AgentSpawn: func(id identity.DecisionID) error {
-		if id != "dec-ok" || used[id] {
+	h := session(t, hostservice.Config{Spawn: b.Spawn, Refusals: r, AgentSpawn: func(id identity.DecisionID, argv []string) error {
+		if id != "dec-ok" || used[id] || len(argv) != 3 {
 			return errors.New("no decision of this run allows it")
 		}
 		used[id] = true

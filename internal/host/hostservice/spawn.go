@@ -99,7 +99,7 @@ func (s *Service) spawnUID(ctx context.Context, start *pluginv1.SpawnStart) (int
 		if s.c.AgentSpawn == nil {
 			return 0, s.refuse(ctx, codes.PermissionDenied, "spawn", start.GetDecisionId(), "only the adapter of a run starts processes of the agent")
 		}
-		if err := s.c.AgentSpawn(identity.DecisionID(start.GetDecisionId())); err != nil {
+		if err := s.c.AgentSpawn(identity.DecisionID(start.GetDecisionId()), start.GetArgv()); err != nil {
 			return 0, s.refuse(ctx, codes.PermissionDenied, "spawn", start.GetDecisionId(), "%v", err)
 		}
 		return bridge.UIDAgent, nil

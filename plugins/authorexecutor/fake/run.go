@@ -431,11 +431,16 @@ func intent(s Step, f FilePatch) (*pluginv1.DecideRequest, string, error) {
 	return d, subject, nil
 }
 
-// bounded cuts arguments to what a decision takes.
+// bounded cuts arguments to what a decision takes, and changes nothing else of
+// them: the host holds the process that is started later against them.
 func bounded(argv []string) []string {
 	var out []string
 	for _, a := range argv[:min(len(argv), 64)] {
-		out = append(out, clean(a))
+		a = strings.ToValidUTF8(a, "\uFFFD")
+		if len(a) > 1024 {
+			a = strings.ToValidUTF8(a[:1024], "")
+		}
+		out = append(out, a)
 	}
 	return out
 }

@@ -119,6 +119,15 @@ func builds(repository, pipeline string) role {
 	return r
 }
 
+// authority puts a Change under its own policies, which a process that took it
+// over does not know yet, and derives what a step of it may do.
+func (d *Daemon) authority(j orchestration.Job, r role) (dispatch.Authority, error) {
+	if err := d.controls.govern(j.State.ID, j.State.Request.Control); err != nil {
+		return dispatch.Authority{}, fmt.Errorf("put %s under its policies: %w", j.State.ID, err)
+	}
+	return authority(j, r)
+}
+
 // authority derives what a step may do. The same job gives the same authority
 // to the byte, so that a step that runs again after a crash finds its ledger
 // entries.

@@ -92,11 +92,10 @@ func (d *Daemon) propose(ctx context.Context, id identity.ChangeID, r cli.Change
 			return change.Request{}, usage(err)
 		}
 	}
-	control, set, err := d.controls.keep(ctx, os.DirFS(dir))
+	control, err := d.controls.keep(ctx, os.DirFS(dir))
 	if err != nil {
 		return change.Request{}, usage(fmt.Errorf("%s: %w", dir, err))
 	}
-	d.controls.govern(id, set)
 	req.Control = control
 	b, err := d.bind(control, name)
 	if err != nil {

@@ -61,7 +61,6 @@ type Daemon struct {
 	checker *strict.Checker
 
 	controls   controls
-	shipped    *policy.Engine
 	providers  *catalog.Catalog
 	dispatcher *dispatch.Dispatcher
 	evidence   *evidence.Evidence
@@ -153,10 +152,7 @@ func (d *Daemon) openState(ctx context.Context) (err error) {
 	if err := d.trust.Add("log", d.broker.LogKey()); err != nil {
 		return err
 	}
-	if d.checker, err = strict.New(); err != nil {
-		return err
-	}
-	d.shipped, err = policy.LoadDefault()
+	d.checker, err = strict.New()
 	return err
 }
 

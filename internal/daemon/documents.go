@@ -40,10 +40,10 @@ type controls struct {
 
 // keep stores the documents of a directory and returns the digest of the
 // archive. The documents have to load as a whole.
-func (c *controls) keep(ctx context.Context, files fs.FS) (digest.Digest, *kinds.Set, error) {
-	set, report := kinds.Load(files)
+func (c *controls) keep(ctx context.Context, files fs.FS) (digest.Digest, error) {
+	_, report := kinds.Load(files)
 	if !report.OK() {
-		return "", nil, fmt.Errorf("the control documents do not load: %s", report.Problems()[0])
+		return "", fmt.Errorf("the control documents do not load: %s", report.Problems()[0])
 	}
 	texts := map[string][]byte{}
 	total := 0
@@ -59,17 +59,17 @@ func (c *controls) keep(ctx context.Context, files fs.FS) (digest.Digest, *kinds
 		return err
 	})
 	if err != nil {
-		return "", nil, fmt.Errorf("read the control directory: %w", err)
+		return "", fmt.Errorf("read the control directory: %w", err)
 	}
 	archive, err := pack(texts)
 	if err != nil {
-		return "", nil, err
+		return "", err
 	}
 	ref, err := c.d.blobs.PutBytes(ctx, archive)
 	if err != nil {
-		return "", nil, fmt.Errorf("keep the control documents: %w", err)
+		return "", fmt.Errorf("keep the control documents: %w", err)
 	}
-	return ref.Digest, set, nil
+	return ref.Digest, nil
 }
 
 // pack writes the files into an archive that is the same for the same files.
@@ -115,22 +115,31 @@ func (c *controls) set(of digest.Digest) (*kinds.Set, error) {
 }
 
 // govern puts the policies of a Change's documents in force for its decisions.
-func (c *controls) govern(id identity.ChangeID, s *kinds.Set) {
+// Documents that cannot be had are an error: then nothing is decided.
+func (c *controls) govern(id identity.ChangeID, control digest.Digest) error {
+	c.mu.Lock()
+	_, ok := c.engines[id]
+	c.mu.Unlock()
+	if ok {
+		return nil
+	}
+	s, err := c.set(control)
+	if err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.engines[id] = s.Policies()
+	return nil
 }
 
-// Decide decides by the policies that govern the Change of r. What belongs to
-// no Change, and a Change whose documents are not known here, is decided by the
-// shipped policy, which permits neither more than it must.
+// Decide decides by the policies that govern the Change of r, and by no others:
+// a Change that was not put under its own policies is denied everything by the
+// zero engine. Evidence, which belongs to no Change, is not decided by policies.
 func (c *controls) Decide(r policy.Request) policy.Decision {
 	c.mu.Lock()
-	engine, ok := c.engines[r.Change.ID]
+	engine := c.engines[r.Change.ID]
 	c.mu.Unlock()
-	if !ok {
-		engine = c.d.shipped
-	}
 	return engine.Decide(r)
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/numinance/numinance/internal/contexts/verification"
 	"github.com/numinance/numinance/internal/core/change"
 	"github.com/numinance/numinance/internal/core/digest"
+	"github.com/numinance/numinance/internal/core/identity"
 	"github.com/numinance/numinance/internal/core/policy"
 	"github.com/numinance/numinance/internal/host/blob"
 	"github.com/numinance/numinance/internal/host/bridge"
@@ -222,13 +223,13 @@ func (s steps) Verify(ctx context.Context, j orchestration.Job) (change.Verdict,
 	if wall := docs.budget().Wall; wall > 0 {
 		budget.Wall = wall
 	}
-	a, err := authority(j, verifies(budget))
+	a, err := s.d.authority(j, verifies(budget))
 	if err != nil {
 		return change.Verdict{}, err
 	}
 	base := j
-	base.Command.Run = "base-" + j.Command.Run
-	ba, err := authority(base, verifies(budget))
+	base.Command.Run = baseRun(j.Command)
+	ba, err := s.d.authority(base, verifies(budget))
 	if err != nil {
 		return change.Verdict{}, err
 	}
@@ -275,6 +276,9 @@ func (s steps) Verify(ctx context.Context, j orchestration.Job) (change.Verdict,
 	}
 	return change.Verdict{Passed: v.Outcome == verification.Passed, Tree: v.Tree, Findings: kept.Digest, Report: v.Receipt.Digest, Summary: printable(summary)}, nil
 }
+
+// baseRun is the second run of a verification, on the base revision.
+func baseRun(c change.Command) identity.RunID { return "base-" + c.Run }
 
 // shown is what the author of a revision reads of the findings: text between
 // marks that name it as data.

@@ -16,6 +16,7 @@ import (
 	"github.com/numinance/numinance/internal/core/digest"
 	"github.com/numinance/numinance/internal/core/grant"
 	"github.com/numinance/numinance/internal/core/identity"
+	"github.com/numinance/numinance/internal/core/pathscope"
 	"github.com/numinance/numinance/internal/host/blob"
 	"github.com/numinance/numinance/internal/host/dispatch"
 	"github.com/numinance/numinance/internal/host/egress"
@@ -110,7 +111,7 @@ func (b boxes) open(ctx context.Context, p plan) (*box, error) {
 	}
 	runner := b.j
 	runner.Command.Run = p.authority.Actor.Run
-	keeper, err := authority(runner, keepsSandboxes())
+	keeper, err := b.d.authority(runner, keepsSandboxes())
 	if err != nil {
 		return nil, err
 	}
@@ -323,7 +324,7 @@ func (s steps) Plan(ctx context.Context, j orchestration.Job) (change.Plan, erro
 	if err != nil {
 		return change.Plan{}, err
 	}
-	a, err := authority(j, plans(docs.budget()))
+	a, err := s.d.authority(j, plans(docs.budget()))
 	if err != nil {
 		return change.Plan{}, err
 	}
@@ -367,21 +368,11 @@ func (s steps) Execute(ctx context.Context, j orchestration.Job) (change.Candida
 		return change.Candidate{}, err
 	}
 	unit := j.Unit()
-	paths := docs.paths()
-	if b, err := s.d.blobs.Bytes(unit.Plan, maxScript); err == nil {
-		var allowed []string
-		if err := json.Unmarshal(b, &allowed); err != nil {
-			return change.Candidate{}, fmt.Errorf("read work unit %s: %w", unit.ID, err)
-		}
-		if len(allowed) > 0 {
-			narrower := paths
-			narrower.Allowed = allowed
-			if paths, err = paths.Narrow(narrower); err != nil {
-				return change.Candidate{}, &change.Fault{Class: change.Denied, Reason: fmt.Sprintf("work unit %s asks for more than the profile allows: %v", unit.ID, err)}
-			}
-		}
+	paths, err := s.scope(unit, docs.paths())
+	if err != nil {
+		return change.Candidate{}, err
 	}
-	a, err := authority(j, authors(unit.ID, paths, docs.capabilities(), docs.budget()))
+	a, err := s.d.authority(j, authors(unit.ID, paths, docs.capabilities(), docs.budget()))
 	if err != nil {
 		return change.Candidate{}, err
 	}
@@ -424,6 +415,29 @@ func (s steps) Execute(ctx context.Context, j orchestration.Job) (change.Candida
 		Snapshot: got.Pack.Digest, Tree: got.Tree, Base: got.Base, Head: got.Commit, Run: a.Actor.Run, Files: len(got.Changed),
 		Objects: change.Blob{Digest: got.Pack.Digest, Size: got.Pack.Size},
 	}, nil
+}
+
+// scope is what a work unit may change: what the profile allows, narrowed by the
+// plan. A unit whose scope cannot be read may change nothing.
+func (s steps) scope(unit change.Unit, profile pathscope.Scope) (pathscope.Scope, error) {
+	b, err := s.d.blobs.Bytes(unit.Plan, maxScript)
+	if err != nil {
+		return pathscope.Scope{}, fmt.Errorf("read the scope of work unit %s: %w", unit.ID, err)
+	}
+	var allowed []string
+	if err := json.Unmarshal(b, &allowed); err != nil {
+		return pathscope.Scope{}, fmt.Errorf("read the scope of work unit %s: %w", unit.ID, err)
+	}
+	if len(allowed) == 0 {
+		return profile, nil
+	}
+	narrower := profile
+	narrower.Allowed = allowed
+	paths, err := profile.Narrow(narrower)
+	if err != nil {
+		return pathscope.Scope{}, &change.Fault{Class: change.Denied, Reason: fmt.Sprintf("work unit %s asks for more than the profile allows: %v", unit.ID, err)}
+	}
+	return paths, nil
 }
 
 // receipt records what the host itself observed of a run: what it decided and
@@ -568,7 +582,7 @@ func (s steps) Review(ctx context.Context, j orchestration.Job) (change.Reviewed
 	if err != nil {
 		return change.Reviewed{}, err
 	}
-	a, err := authority(j, reviews(docs.budget()))
+	a, err := s.d.authority(j, reviews(docs.budget()))
 	if err != nil {
 		return change.Reviewed{}, err
 	}

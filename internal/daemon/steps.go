@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -30,7 +31,7 @@ var _ orchestration.Steps = steps{}
 
 // connect returns a connection for one role of one job.
 func (s steps) connect(j orchestration.Job, r role, part string) (grpc.ClientConnInterface, error) {
-	a, err := authority(j, r)
+	a, err := s.d.authority(j, r)
 	if err != nil {
 		return nil, err
 	}
@@ -232,12 +233,23 @@ func (s steps) ReportTicket(ctx context.Context, j orchestration.Job) error {
 // calls of theirs that are in flight. The commands that wind the Change down
 // have runs of their own.
 func (s steps) RevokeGrants(ctx context.Context, j orchestration.Job) error {
-	for _, run := range j.State.Runs() {
+	for _, run := range runsOf(j.State) {
 		if err := s.d.dispatcher.RevokeRun(ctx, j.State.ID, run, "the Change is winding down"); err != nil {
 			return fmt.Errorf("revoke the grants of run %s: %w", run, err)
 		}
 	}
 	return nil
+}
+
+// runsOf are the runs of a Change that are not those of the commands open now.
+func runsOf(s change.State) []identity.RunID {
+	runs := s.Runs()
+	for _, c := range s.Issued() {
+		if c.Kind == change.Verify && slices.Contains(runs, c.Run) {
+			runs = append(runs, baseRun(c))
+		}
+	}
+	return runs
 }
 
 // Compensate closes the pull request of a Change that did not end well.

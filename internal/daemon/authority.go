@@ -36,6 +36,7 @@ type role struct {
 	capabilities []string
 	paths        pathscope.Scope
 	budget       grant.Budget
+	egress       []grant.Destination
 	unit         identity.WorkUnitID
 	// resources are the names that requests of the role may carry.
 	resources []string
@@ -148,7 +149,7 @@ func authority(j orchestration.Job, r role) (dispatch.Authority, error) {
 	}
 	g, err := grant.New(grant.Grant{
 		ID: grantID(s.ID, j.Command.Run, r), Change: s.ID, WorkUnit: r.unit, Run: j.Command.Run, Actor: actor,
-		Verbs: r.verbs, Resources: r.resources, Paths: r.paths, Capabilities: r.capabilities, Budget: r.budget,
+		Verbs: r.verbs, Resources: r.resources, Paths: r.paths, Capabilities: r.capabilities, Budget: r.budget, Egress: r.egress,
 		// A budget's wall time counts from the grant's start, so that is the run's:
 		// the state as it was when the command was issued, the same after a crash.
 		NotBefore: s.Updated, Expires: s.Updated.Add(grantLife),

@@ -88,7 +88,7 @@ func (d *Daemon) propose(ctx context.Context, id identity.ChangeID, r cli.Change
 	}
 	dir := r.Control
 	if dir == "" {
-		if dir, err = d.generateControl(name, branch, r); err != nil {
+		if dir, err = d.generateControl(ctx, name, branch, r); err != nil {
 			return change.Request{}, usage(err)
 		}
 	}

@@ -68,6 +68,7 @@ type Daemon struct {
 	runner     *orchestration.Runner
 	live       liveRuns
 	begun      begun
+	layers     layers
 	watchers   watchers
 
 	images     *image.Keeper

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -77,13 +78,15 @@ func frontMatterKey(text []byte) string {
 
 // generateControl writes the default control directory of a repository where
 // there is none and says where it is.
-func (d *Daemon) generateControl(name, branch string, r cli.ChangeRequest) (string, error) {
+func (d *Daemon) generateControl(ctx context.Context, name, branch string, r cli.ChangeRequest) (string, error) {
 	if len(r.Checks) == 0 {
 		return "", errors.New("--check is missing: name at least one command that verifies the candidate, such as --check \"go test ./...\"")
 	}
-	files, err := kinds.DefaultSet(kinds.Defaults{
-		Repository: name, BaseBranch: branch, Checks: r.Checks, Requester: string(requester()),
-	})
+	def := kinds.Defaults{Repository: name, BaseBranch: branch, Checks: r.Checks, Requester: string(requester())}
+	if err := d.suggestPreparation(ctx, &def); err != nil {
+		return "", err
+	}
+	files, err := kinds.DefaultSet(def)
 	if err != nil {
 		return "", err
 	}

@@ -99,6 +99,7 @@ type plan struct {
 	noGit      bool
 	user       sandbox.User
 	wall       time.Duration
+	with       *preparation // instead of the whole preparation
 }
 
 func (b boxes) open(ctx context.Context, p plan) (*box, error) {
@@ -115,13 +116,13 @@ func (b boxes) open(ctx context.Context, p plan) (*box, error) {
 	if err != nil {
 		return nil, err
 	}
-	prepared, err := b.d.prepared(ctx, b.j, b.docs, p.user)
+	prepared, err := b.preparation(ctx, p)
 	if err != nil {
-		return nil, fmt.Errorf("prepare the environment: %w", err)
+		return nil, err
 	}
 	c, err := sandbox.New(sandbox.Config{
 		Dispatcher: sandbox.Enforcer{Dispatcher: b.d.dispatcher}, Blobs: b.d.blobs, Tree: store, Image: b.d.images,
-		Links: b.d.home.Links(), Digest: b.d.image, Limits: limits(b.docs), Scratch: b.docs.Environment.GetScratch(),
+		Links: b.d.home.Links(), Digest: b.d.image, Limits: limits(b.docs), Scratch: b.docs.scratch(),
 		Mounts: append([]sandbox.Mount{b.d.adapterProgram()}, prepared.mounts...),
 	})
 	if err != nil {
@@ -129,7 +130,7 @@ func (b boxes) open(ctx context.Context, p plan) (*box, error) {
 	}
 	made, err := c.Create(ctx, sandbox.Spec{
 		Authority: keeper, Grant: p.authority.Grant, Revision: p.revision, Work: p.work, Home: p.home,
-		ReadOnly: p.readOnly, NoGit: p.noGit, WallTime: p.wall,
+		ReadOnly: p.readOnly, NoGit: p.noGit, WallTime: p.wall, Scratch: prepared.scratch,
 	})
 	if err != nil {
 		return nil, err
@@ -141,7 +142,7 @@ func (b boxes) open(ctx context.Context, p plan) (*box, error) {
 		return nil, errors.Join(err, made.Destroy(ctx))
 	}
 	b.d.live.add(out)
-	body, err := digest.Canonical(map[string]any{"run": string(out.run), "report": made.Report})
+	body, err := digest.Canonical(map[string]any{"run": string(out.run), "report": made.Report, "prepared": string(prepared.name)})
 	if err == nil {
 		err = b.d.record(ctx, b.j.State.ID, "SANDBOX", body)
 	}
@@ -149,6 +150,18 @@ func (b boxes) open(ctx context.Context, p plan) (*box, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
 		return nil, errors.Join(fmt.Errorf("record the sandbox: %w", err), out.Destroy(ctx))
+	}
+	return out, nil
+}
+
+// preparation returns what the sandbox of p starts from.
+func (b boxes) preparation(ctx context.Context, p plan) (preparation, error) {
+	if p.with != nil {
+		return *p.with, nil
+	}
+	out, err := b.d.prepared(ctx, b.j, b.docs, p.user)
+	if err != nil {
+		return preparation{}, fmt.Errorf("prepare the environment: %w", err)
 	}
 	return out, nil
 }
@@ -247,7 +260,7 @@ func (t trees) Diff(ctx context.Context, s execution.DiffSpec) (execution.Candid
 	}
 	defer snapshot.Close()
 	c, err := store.Diff(ctx, s.Base, snapshot, worktree.Rules{
-		Scope: s.Paths, Scratch: t.docs.Environment.GetScratch(), Author: authorIdentity, When: t.j.State.Started,
+		Scope: s.Paths, Scratch: t.docs.scratch(), Author: authorIdentity, When: t.j.State.Started,
 		Message: fmt.Sprintf("%s\n\nNuminance-Change: %s\n", t.j.State.Task.Key, t.j.State.ID),
 	})
 	if err != nil {

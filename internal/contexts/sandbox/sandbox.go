@@ -82,11 +82,14 @@ func DefaultLimits() Limits {
 	return Limits{Memory: 4 << 30, Processes: 1024, File: 1 << 30, Disk: 4 << 30, OpenFiles: 8192, Output: 16 << 20}
 }
 
-// Mount is a host file or directory that appears inside, read-only. A file
-// needs its digest.
+// Mount is a host file or directory that appears inside. Nothing inside ever
+// changes it. A file needs its digest.
 type Mount struct {
 	Source, Target string
 	Digest         digest.Digest
+	// CopyOnWrite lets a directory be written to inside; what is written ends
+	// with the sandbox and is part of no snapshot.
+	CopyOnWrite bool
 }
 
 // Context is the sandbox context. It is safe for concurrent use.
@@ -111,7 +114,8 @@ type Spec struct {
 	ReadOnly  bool     // nothing in the work tree can be changed
 	NoGit     bool     // leave out the throw-away repository
 	WallTime  time.Duration
-	Mounts    []Mount // for this run alone
+	Mounts    []Mount  // for this run alone
+	Scratch   blob.Ref // if set, what ScratchLayer made of a preparation
 }
 
 // Report is what is recorded of a Create: what was asked for, what the provider
@@ -234,6 +238,9 @@ func (c *Context) request(ctx context.Context, s Spec) (*sandboxproviderv1.Creat
 		return nil, fmt.Errorf("work tree: %w", err)
 	}
 	var layers []*pluginv1.BlobRef
+	if s.Scratch.Digest != "" {
+		layers = append(layers, &pluginv1.BlobRef{Digest: string(s.Scratch.Digest), SizeBytes: s.Scratch.Size, MediaType: "application/x-tar"})
+	}
 	if s.Home.Digest != "" {
 		home, err := c.store(ctx, func(w io.Writer) error { return writeHome(w, ofSnapshot(c.Blobs, s.Home, nil)) })
 		if err != nil {
@@ -243,7 +250,7 @@ func (c *Context) request(ctx context.Context, s Spec) (*sandboxproviderv1.Creat
 	}
 	var mounts []*sandboxproviderv1.ReadOnlyMount
 	for _, m := range slices.Concat(c.Mounts, s.Mounts) {
-		mounts = append(mounts, &sandboxproviderv1.ReadOnlyMount{Source: m.Source, Target: m.Target, Digest: string(m.Digest)})
+		mounts = append(mounts, &sandboxproviderv1.ReadOnlyMount{Source: m.Source, Target: m.Target, Digest: string(m.Digest), CopyOnWrite: m.CopyOnWrite})
 	}
 	l := c.Limits
 	return &sandboxproviderv1.CreateRequest{RunId: string(s.Grant.Run), Spec: &sandboxproviderv1.SandboxSpec{

@@ -150,11 +150,13 @@ func (b *Sandbox) Exec(ctx context.Context, c Command) (Result, error) {
 // Scope is which part of a sandbox a snapshot keeps.
 type Scope uint8
 
-// The two scopes. The zero value is none.
+// The scopes. The zero value is none.
 const (
 	ScopeNone Scope = iota
 	ScopeWork
 	ScopeHome
+	// ScopePrepared is what preparation made: ScratchLayer and Unpack read it.
+	ScopePrepared
 )
 
 // Snapshot keeps a part as an untrusted tar, while the sandbox goes on. What it
@@ -163,6 +165,8 @@ func (b *Sandbox) Snapshot(ctx context.Context, s Scope) (blob.Ref, error) {
 	scopes := map[Scope]sandboxproviderv1.SnapshotScope{
 		ScopeWork: sandboxproviderv1.SnapshotScope_SNAPSHOT_SCOPE_WORK,
 		ScopeHome: sandboxproviderv1.SnapshotScope_SNAPSHOT_SCOPE_HOME,
+
+		ScopePrepared: sandboxproviderv1.SnapshotScope_SNAPSHOT_SCOPE_PREPARED,
 	}
 	scope, ok := scopes[s]
 	if !ok {

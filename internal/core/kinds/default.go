@@ -13,17 +13,19 @@ import (
 
 // Defaults is what a default control directory is made from.
 type Defaults struct {
-	Repository string   // name of the repository, also its resource
-	BaseBranch string   // branch that Changes merge into
-	Checks     []string // commands, as a person types them
-	Allowed    []string // paths that runs may change; all where empty
-	Prepare    []string // commands that fetch dependencies on the base revision
-	Registries []string // hosts that Prepare may reach on port 443
-	Lockfiles  []string // files that decide whether Prepare runs again
-	Scratch    []string // directories that are never exported
-	Requester  string   // principal that may approve, such as human:alice; empty for nobody
-	SSHKey     string   // public key of the requester
-	Pipeline   []string // commands of the pipeline that a release runs; none where empty
+	Repository string            // name of the repository, also its resource
+	BaseBranch string            // branch that Changes merge into
+	Checks     []string          // commands, as a person types them
+	Allowed    []string          // paths that runs may change; all where empty
+	Prepare    []string          // commands that fetch dependencies on the base revision
+	Warm       []string          // commands after Prepare that save time and may fail
+	Variables  map[string]string // set for every process
+	Registries []string          // host or host:port that Prepare may reach; port 443 where none is given
+	Lockfiles  []string          // files that decide whether Prepare runs again
+	Scratch    []string          // directories that are never exported
+	Requester  string            // principal that may approve, such as human:alice; empty for nobody
+	SSHKey     string            // public key of the requester
+	Pipeline   []string          // commands of the pipeline that a release runs; none where empty
 }
 
 var nameRun = regexp.MustCompile(`[^a-z0-9]+`)
@@ -58,7 +60,7 @@ func DefaultSet(d Defaults) (map[string]string, error) {
 			"spec:\n  cedar: |\n" + indent(policy.Default(), "    "),
 		"environment.yaml": head("What the sandboxes of runs consist of. prepare runs once per image and\n# lockfile, on the base revision, without agent and credential.", "Environment", "default") +
 			"spec:\n  limits: {cpu_millis: 2000, memory_bytes: 4294967296, pids: 2048, disk_bytes: 10737418240}\n" +
-			steps("prepare", "prepare", d.Prepare) + hosts("prepare_egress", d.Registries) + texts("lockfiles", d.Lockfiles) + texts("scratch", d.Scratch),
+			prepareSteps(d.Prepare, d.Warm) + hosts("prepare_egress", d.Registries) + texts("lockfiles", d.Lockfiles) + texts("scratch", d.Scratch) + variables(d.Variables),
 		"profile.yaml": head("What a run may do, and what a candidate has to pass before it is reviewed.", "Profile", "default") +
 			"spec:\n" + steps("checks", "check", d.Checks) + texts("allowed_paths", allowed) +
 			"  capabilities: [EXECUTOR_CAPABILITY_FILESYSTEM_READ, EXECUTOR_CAPABILITY_FILESYSTEM_WRITE, EXECUTOR_CAPABILITY_SHELL]\n" +
@@ -123,7 +125,11 @@ func hosts(field string, names []string) string {
 	}
 	out := "  " + field + ":\n"
 	for _, name := range names {
-		out += "    - {host: " + strconv.QuoteToASCII(name) + ", port: 443}\n"
+		host, port, ok := strings.Cut(name, ":")
+		if _, err := strconv.ParseUint(port, 10, 16); !ok || err != nil {
+			port = "443"
+		}
+		out += "    - {host: " + strconv.QuoteToASCII(host) + ", port: " + port + "}\n"
 	}
 	return out
 }
@@ -134,11 +140,38 @@ func steps(field, name string, commands []string) string {
 	}
 	out := "  " + field + ":\n"
 	for i, c := range commands {
-		quoted := []string{}
-		for _, a := range Argv(c) {
-			quoted = append(quoted, strconv.QuoteToASCII(a))
-		}
-		out += fmt.Sprintf("    - {name: %s-%d, argv: [%s]}\n", name, i+1, strings.Join(quoted, ", "))
+		out += fmt.Sprintf("    - {name: %s-%d, argv: %s}\n", name, i+1, argv(c))
+	}
+	return out
+}
+
+// prepareSteps writes the commands and then those that may fail.
+func prepareSteps(commands, warm []string) string {
+	out := steps("prepare", "prepare", commands)
+	if out == "" && len(warm) > 0 {
+		out = "  prepare:\n"
+	}
+	for i, c := range warm {
+		out += fmt.Sprintf("    - {name: warm-%d, best_effort: true, argv: %s}\n", i+1, argv(c))
+	}
+	return out
+}
+
+func argv(command string) string {
+	quoted := []string{}
+	for _, a := range Argv(command) {
+		quoted = append(quoted, strconv.QuoteToASCII(a))
+	}
+	return "[" + strings.Join(quoted, ", ") + "]"
+}
+
+func variables(of map[string]string) string {
+	if len(of) == 0 {
+		return ""
+	}
+	out := "  variables:\n"
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		out += "    " + strconv.QuoteToASCII(name) + ": " + strconv.QuoteToASCII(of[name]) + "\n"
 	}
 	return out
 }

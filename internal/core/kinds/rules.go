@@ -49,11 +49,11 @@ func checkKind(d Document) []Problem {
 		r.provider("ticketing", m.GetSpec().GetProvider())
 	case *kindsv1.Pipeline:
 		r.provider("ciexecutor", m.GetSpec().GetProvider())
-		r.steps("spec.steps", m.GetSpec().GetSteps())
+		named(r, "spec.steps", m.GetSpec().GetSteps())
 	case *kindsv1.Profile:
 		r.profile(m.GetSpec())
 	case *kindsv1.Environment:
-		r.steps("spec.prepare", m.GetSpec().GetPrepare())
+		named(r, "spec.prepare", m.GetSpec().GetPrepare())
 		r.paths("spec.scratch", pathscope.Scope{Denied: m.GetSpec().GetScratch()})
 		r.paths("spec.lockfiles", pathscope.Scope{Allowed: m.GetSpec().GetLockfiles()})
 	case *kindsv1.Policy:
@@ -98,7 +98,8 @@ func (r *rules) paths(field string, s pathscope.Scope) {
 	}
 }
 
-func (r *rules) steps(field string, steps []*kindsv1.Step) {
+// named wants every step under a name of its own.
+func named[S interface{ GetName() string }](r *rules, field string, steps []S) {
 	seen := map[string]bool{}
 	for i, s := range steps {
 		if seen[s.GetName()] {

@@ -54,6 +54,35 @@ func Assemble(ctx context.Context, goSum []byte, cache, dest string) (missing []
 	return missing, nil
 }
 
+// Missing returns the module versions that goSum names the content of and that
+// cache does not hold, as path@version, sorted. It looks at names alone.
+func Missing(ctx context.Context, goSum []byte, cache string) ([]string, error) {
+	needs, err := parse(goSum)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for m, n := range needs {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		path, perr := module.EscapePath(m.Path)
+		version, verr := module.EscapeVersion(m.Version)
+		if err := errors.Join(perr, verr); err != nil {
+			return nil, fmt.Errorf("module %s: %w", m, err)
+		}
+		kind := ".mod"
+		if n.zip != "" {
+			kind = ".zip"
+		}
+		if _, err := os.Stat(filepath.Join(cache, "cache", "download", filepath.FromSlash(path), "@v", version+kind)); err != nil {
+			out = append(out, m.String())
+		}
+	}
+	sort.Strings(out)
+	return out, nil
+}
+
 func parse(goSum []byte) (map[module.Version]need, error) {
 	if len(goSum) > maxSum {
 		return nil, fmt.Errorf("go.sum is larger than %d bytes", maxSum)

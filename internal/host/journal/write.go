@@ -326,6 +326,9 @@ func (w *writer) put(ctx context.Context, wr *Write, seq int64) error {
 		}
 		w.spends[f.Grant] = w.spends[f.Grant].Add(f.Used)
 		for _, b := range f.Answers {
+			if b == nil {
+				b = []byte{} // an empty answer is an answer; nil would be stored as none
+			}
 			if _, err := w.exec(ctx, w.answer, string(digest.Of(b)), b); err != nil {
 				return err
 			}

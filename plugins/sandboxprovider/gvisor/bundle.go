@@ -35,7 +35,11 @@ func (p *provider) writeBundle(b *box, rootfs string, spec *sandboxproviderv1.Sa
 		if err := checkMountPoint(rootfs, m.GetTarget()); err != nil {
 			return err
 		}
-		mounts = append(mounts, specs.Mount{Destination: m.GetTarget(), Type: "bind", Source: m.GetSource(), Options: []string{"rbind", "ro", "nosuid", "nodev"}})
+		access := "ro"
+		if m.GetCopyOnWrite() {
+			access = "rw" // into the overlay that the runtime lays over it, in memory
+		}
+		mounts = append(mounts, specs.Mount{Destination: m.GetTarget(), Type: "bind", Source: m.GetSource(), Options: []string{"rbind", access, "nosuid", "nodev"}})
 	}
 	rlimit := func(kind string, n uint64) specs.POSIXRlimit { return specs.POSIXRlimit{Type: kind, Hard: n, Soft: n} }
 	memory := lim.GetMemoryBytes() + sentryMemory
@@ -141,6 +145,8 @@ func checkMount(m *sandboxproviderv1.ReadOnlyMount) error {
 		return fmt.Errorf("mount source %s is a directory; only a file has a digest", source)
 	case st.IsDir():
 		return nil
+	case m.GetCopyOnWrite():
+		return fmt.Errorf("mount source %s is a file; only a directory is copied on write", source)
 	case !st.Mode().IsRegular():
 		return fmt.Errorf("mount source %s is neither a file nor a directory", source)
 	case m.GetDigest() == "":

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"sync"
 	"time"
@@ -338,11 +339,18 @@ func (p *provider) Snapshot(ctx context.Context, r *sandboxproviderv1.SnapshotRe
 	if err != nil {
 		return nil, err
 	}
-	dir := workRoot
+	var keep []part
+	var skip []string
 	switch r.GetScope() {
 	case sandboxproviderv1.SnapshotScope_SNAPSHOT_SCOPE_WORK:
+		keep, skip = []part{{dir: workRoot}}, b.scratch
 	case sandboxproviderv1.SnapshotScope_SNAPSHOT_SCOPE_HOME:
-		dir = agentHome
+		keep = []part{{dir: agentHome}}
+	case sandboxproviderv1.SnapshotScope_SNAPSHOT_SCOPE_PREPARED:
+		keep = []part{{dir: preparedDir, as: "prepared"}}
+		for _, s := range b.scratch {
+			keep = append(keep, part{dir: path.Join(workRoot, s), as: path.Join("scratch", s)})
+		}
 	default:
 		return nil, status.Errorf(codes.InvalidArgument, "snapshot scope %v", r.GetScope())
 	}
@@ -353,7 +361,7 @@ func (p *provider) Snapshot(ctx context.Context, r *sandboxproviderv1.SnapshotRe
 	}
 	file := filepath.Join(b.dir, "snapshot-"+randomHex()+".tar")
 	defer os.Remove(file)
-	if err := p.snapshot(ctx, b, dir, file, r.GetMaxBytes()); err != nil {
+	if err := p.snapshot(ctx, b, keep, skip, file, r.GetMaxBytes()); err != nil {
 		if st, ok := status.FromError(err); ok {
 			return nil, st.Err()
 		}
@@ -372,7 +380,7 @@ func (p *provider) Snapshot(ctx context.Context, r *sandboxproviderv1.SnapshotRe
 }
 
 // snapshot writes the filtered tar to a file.
-func (p *provider) snapshot(ctx context.Context, b *box, dir, file string, limit int64) error {
+func (p *provider) snapshot(ctx context.Context, b *box, keep []part, skip []string, file string, limit int64) error {
 	raw := file + ".raw"
 	defer os.Remove(raw)
 	if err := p.copyLayer(ctx, b, raw); err != nil {
@@ -383,11 +391,7 @@ func (p *provider) snapshot(ctx context.Context, b *box, dir, file string, limit
 		return err
 	}
 	defer out.Close()
-	var skip []string
-	if dir == workRoot {
-		skip = b.scratch
-	}
-	err = filterSnapshot(&capped{w: out, left: limit}, raw, dir, skip)
+	err = filterSnapshot(&capped{w: out, left: limit}, raw, keep, skip)
 	if errors.Is(err, errTooLarge) {
 		return status.Errorf(codes.ResourceExhausted, "the snapshot is larger than %d bytes", limit)
 	}

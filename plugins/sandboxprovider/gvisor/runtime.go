@@ -41,7 +41,9 @@ func (r *runtime) flags(b *box) []string {
 		"--root=" + r.root, "--platform=systrap", "--network=none",
 		"--log=" + filepath.Join(b.dir, "runtime.log"), "--log-format=text",
 		"--allow-rootfs-tar-annotation",
-		fmt.Sprintf("--overlay2=root:memory,size=%d", b.Disk),
+		// All: whatever may be written to inside is written to memory. No host
+		// directory is ever open for writing.
+		fmt.Sprintf("--overlay2=all:memory,size=%d", b.Disk),
 		"--sidecar-usage-policy=DEFAULT",
 		// The default shares one namespace by a mount in the state directory,
 		// which a killed process would leave behind.

@@ -19,9 +19,11 @@ import (
 const (
 	workRoot  = "workspace"
 	agentHome = "home/agent"
-	linkDir   = "/run/numi"
-	initDir   = "/opt/numi/init"
-	initPath  = initDir + "/numi-init"
+	// preparedDir takes what preparation makes and every user of the sandbox uses.
+	preparedDir = "opt/numi/prepared"
+	linkDir     = "/run/numi"
+	initDir     = "/opt/numi/init"
+	initPath    = initDir + "/numi-init"
 )
 
 // The uids inside; each has a group of the same number.
@@ -126,6 +128,9 @@ func baseDirs(scratch []string) map[string]*tar.Header {
 		agentHome:         dirHeader(uidAgent, 0o700),
 		"home/candidate":  dirHeader(uidCandidate, 0o700),
 		"home/adapter":    dirHeader(uidAdapter, 0o700),
+		"opt":             dirHeader(0, 0o755),
+		"opt/numi":        dirHeader(0, 0o755),
+		preparedDir:       dirHeader(0, 0o1777),
 		"run":             dirHeader(0, 0o755),
 		"run/numi-plugin": dirHeader(uidAdapter, 0o700),
 	}
@@ -210,12 +215,16 @@ func mayLayer(name string) bool {
 // maxMoved bounds what hard links into a snapshot from outside of it may hold.
 const maxMoved = 64 << 20
 
+// part is a directory of the writable layer and its place in a snapshot, "" for
+// the root.
+type part struct{ dir, as string }
+
 // filterSnapshot copies from the runtime's tar of the whole writable layer, in a
-// file, the part below dir, renamed to its root, leaving out the skipped
-// directories and whiteouts. The first name of a file with several names may lie
+// file, the kept parts, renamed, leaving out the skipped directories and
+// whiteouts. The first name of a file with several names may lie
 // outside of what is kept; then the first kept name becomes the file.
-func filterSnapshot(w io.Writer, file, dir string, skip []string) error {
-	f := filter{prefix: "./" + dir, skip: skip, whiteouts: map[string]bool{}, outside: map[string]*moved{}}
+func filterSnapshot(w io.Writer, file string, keep []part, skip []string) error {
+	f := filter{keep: keep, skip: skip, whiteouts: map[string]bool{}, outside: map[string]*moved{}}
 	if err := eachRaw(file, f.survey); err != nil {
 		return err
 	}
@@ -230,7 +239,7 @@ func filterSnapshot(w io.Writer, file, dir string, skip []string) error {
 }
 
 type filter struct {
-	prefix    string
+	keep      []part
 	skip      []string
 	whiteouts map[string]bool   // names, cleaned
 	outside   map[string]*moved // left-out names that a kept hard link points to
@@ -246,8 +255,12 @@ type moved struct {
 
 // kept returns an entry's name in the snapshot, if it has one.
 func (f *filter) kept(name string) (string, bool) {
-	rest, inside := below(name, f.prefix)
-	return rest, inside && !skipped(rest, f.skip)
+	for _, p := range f.keep {
+		if rest, inside := below(name, "./"+p.dir); inside && !skipped(rest, f.skip) {
+			return path.Join(p.as, rest), true
+		}
+	}
+	return "", false
 }
 
 func (f *filter) survey(h *tar.Header, _ io.Reader) error {
@@ -296,7 +309,7 @@ func (f *filter) copy(tw *tar.Writer, h *tar.Header, r io.Reader) error {
 		case ok:
 			h.Linkname = m.name
 		default:
-			to, _ := below(h.Linkname, f.prefix)
+			to, _ := f.kept(h.Linkname)
 			h.Linkname = "./" + to
 		}
 	}

@@ -61,7 +61,7 @@ func TestFilterSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := filterSnapshot(&out, raw, "workspace", []string{".git"}); err != nil {
+	if err := filterSnapshot(&out, raw, []part{{dir: "workspace"}}, []string{".git"}); err != nil {
 		t.Fatal(err)
 	}
 	var got []string

@@ -13,7 +13,7 @@ import (
 	_ "github.com/numinance/numinance/gen/numinance/annotations/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	_ "google.golang.org/protobuf/types/known/durationpb"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -109,7 +109,7 @@ type EnvironmentSpec struct {
 	Limits *SandboxLimits `protobuf:"bytes,2,opt,name=limits,proto3" json:"limits,omitempty"`
 	// Commands run once per image and lockfile digest on the base revision, without
 	// agent and credential.
-	Prepare []*Step `protobuf:"bytes,3,rep,name=prepare,proto3" json:"prepare,omitempty"`
+	Prepare []*PrepareStep `protobuf:"bytes,3,rep,name=prepare,proto3" json:"prepare,omitempty"`
 	// Registries that prepare may reach; nothing else may.
 	PrepareEgress []*Destination `protobuf:"bytes,4,rep,name=prepare_egress,json=prepareEgress,proto3" json:"prepare_egress,omitempty"`
 	// Files whose digests decide whether prepare runs again, such as go.sum.
@@ -166,7 +166,7 @@ func (x *EnvironmentSpec) GetLimits() *SandboxLimits {
 	return nil
 }
 
-func (x *EnvironmentSpec) GetPrepare() []*Step {
+func (x *EnvironmentSpec) GetPrepare() []*PrepareStep {
 	if x != nil {
 		return x.Prepare
 	}
@@ -201,6 +201,80 @@ func (x *EnvironmentSpec) GetVariables() map[string]string {
 	return nil
 }
 
+// PrepareStep is one command of the preparation.
+type PrepareStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name in reports.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Program and arguments; no shell reads them.
+	Argv []string `protobuf:"bytes,2,rep,name=argv,proto3" json:"argv,omitempty"`
+	// How long it may take; 30 minutes where it is left out.
+	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Whether its failure is only reported, as that of a step that saves time and
+	// that nothing rests on. Any other failure refuses the run.
+	BestEffort    bool `protobuf:"varint,4,opt,name=best_effort,json=bestEffort,proto3" json:"best_effort,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareStep) Reset() {
+	*x = PrepareStep{}
+	mi := &file_numinance_kinds_v1_environment_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareStep) ProtoMessage() {}
+
+func (x *PrepareStep) ProtoReflect() protoreflect.Message {
+	mi := &file_numinance_kinds_v1_environment_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareStep.ProtoReflect.Descriptor instead.
+func (*PrepareStep) Descriptor() ([]byte, []int) {
+	return file_numinance_kinds_v1_environment_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PrepareStep) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PrepareStep) GetArgv() []string {
+	if x != nil {
+		return x.Argv
+	}
+	return nil
+}
+
+func (x *PrepareStep) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *PrepareStep) GetBestEffort() bool {
+	if x != nil {
+		return x.BestEffort
+	}
+	return false
+}
+
 // SandboxLimits bounds one sandbox.
 type SandboxLimits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -218,7 +292,7 @@ type SandboxLimits struct {
 
 func (x *SandboxLimits) Reset() {
 	*x = SandboxLimits{}
-	mi := &file_numinance_kinds_v1_environment_proto_msgTypes[2]
+	mi := &file_numinance_kinds_v1_environment_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -230,7 +304,7 @@ func (x *SandboxLimits) String() string {
 func (*SandboxLimits) ProtoMessage() {}
 
 func (x *SandboxLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_numinance_kinds_v1_environment_proto_msgTypes[2]
+	mi := &file_numinance_kinds_v1_environment_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -243,7 +317,7 @@ func (x *SandboxLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxLimits.ProtoReflect.Descriptor instead.
 func (*SandboxLimits) Descriptor() ([]byte, []int) {
-	return file_numinance_kinds_v1_environment_proto_rawDescGZIP(), []int{2}
+	return file_numinance_kinds_v1_environment_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SandboxLimits) GetCpuMillis() uint32 {
@@ -286,18 +360,24 @@ const file_numinance_kinds_v1_environment_proto_rawDesc = "" +
 	"\x04kind\x18\x02 \x01(\tB\x1f\xbaH\x0fr\r\n" +
 	"\vEnvironment\xb2\xe1\x18\t\b\x03*\x051.0.0R\x04kind\x12M\n" +
 	"\bmetadata\x18\x03 \x01(\v2\x1c.numinance.kinds.v1.MetadataB\x13\xbaH\x03\xc8\x01\x01\xb2\xe1\x18\t\b\x03*\x051.0.0R\bmetadata\x12L\n" +
-	"\x04spec\x18\x04 \x01(\v2#.numinance.kinds.v1.EnvironmentSpecB\x13\xbaH\x03\xc8\x01\x01\xb2\xe1\x18\t\b\x03*\x051.0.0R\x04spec\"\xa1\x05\n" +
+	"\x04spec\x18\x04 \x01(\v2#.numinance.kinds.v1.EnvironmentSpecB\x13\xbaH\x03\xc8\x01\x01\xb2\xe1\x18\t\b\x03*\x051.0.0R\x04spec\"\xa8\x05\n" +
 	"\x0fEnvironmentSpec\x12B\n" +
 	"\x05image\x18\x01 \x01(\tB,\xbaH\x1cr\x1a2\x18^(sha256:[0-9a-f]{64})?$\xb2\xe1\x18\t\b\x02*\x051.0.0R\x05image\x12N\n" +
-	"\x06limits\x18\x02 \x01(\v2!.numinance.kinds.v1.SandboxLimitsB\x13\xbaH\x03\xc8\x01\x01\xb2\xe1\x18\t\b\x03*\x051.0.0R\x06limits\x12I\n" +
-	"\aprepare\x18\x03 \x03(\v2\x18.numinance.kinds.v1.StepB\x15\xbaH\x05\x92\x01\x02\x10 \xb2\xe1\x18\t\b\x03*\x051.0.0R\aprepare\x12]\n" +
+	"\x06limits\x18\x02 \x01(\v2!.numinance.kinds.v1.SandboxLimitsB\x13\xbaH\x03\xc8\x01\x01\xb2\xe1\x18\t\b\x03*\x051.0.0R\x06limits\x12P\n" +
+	"\aprepare\x18\x03 \x03(\v2\x1f.numinance.kinds.v1.PrepareStepB\x15\xbaH\x05\x92\x01\x02\x10 \xb2\xe1\x18\t\b\x03*\x051.0.0R\aprepare\x12]\n" +
 	"\x0eprepare_egress\x18\x04 \x03(\v2\x1f.numinance.kinds.v1.DestinationB\x15\xbaH\x05\x92\x01\x02\x10@\xb2\xe1\x18\t\b\x03*\x051.0.0R\rprepareEgress\x12?\n" +
 	"\tlockfiles\x18\x05 \x03(\tB!\xbaH\x11\x92\x01\x0e\x10\x80\b\x18\x01\"\ar\x05 \x01(\x80 \xb2\xe1\x18\t\b\x03*\x051.0.0R\tlockfiles\x12;\n" +
 	"\ascratch\x18\x06 \x03(\tB!\xbaH\x11\x92\x01\x0e\x10\x80\b\x18\x01\"\ar\x05 \x01(\x80 \xb2\xe1\x18\t\b\x03*\x051.0.0R\ascratch\x12\x93\x01\n" +
 	"\tvariables\x18\a \x03(\v22.numinance.kinds.v1.EnvironmentSpec.VariablesEntryBA\xbaH1\x9a\x01.\x10\x80\x01\"\"r 2\x1e^[A-Za-z_][A-Za-z0-9_]{0,127}$*\x05r\x03(\x80 \xb2\xe1\x18\t\b\x04*\x051.0.0R\tvariables\x1a<\n" +
 	"\x0eVariablesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf8\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x89\x02\n" +
+	"\vPrepareStep\x12A\n" +
+	"\x04name\x18\x01 \x01(\tB-\xbaH\x1dr\x1b2\x19^[a-z0-9][a-z0-9-]{0,62}$\xb2\xe1\x18\t\b\x01*\x051.0.0R\x04name\x125\n" +
+	"\x04argv\x18\x02 \x03(\tB!\xbaH\x11\x92\x01\x0e\b\x01\x10\x80\x02\"\ar\x05 \x01(\x80@\xb2\xe1\x18\t\b\x04*\x051.0.0R\x04argv\x12P\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\x1b\xbaH\v\xaa\x01\b\"\x04\b\x80\xa3\x05*\x00\xb2\xe1\x18\t\b\x03*\x051.0.0R\atimeout\x12.\n" +
+	"\vbest_effort\x18\x04 \x01(\bB\r\xb2\xe1\x18\t\b\x03*\x051.0.0R\n" +
+	"bestEffort\"\xf8\x01\n" +
 	"\rSandboxLimits\x127\n" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\rB\x18\xbaH\b*\x06\x18\x80\xd0\x0f(d\xb2\xe1\x18\t\b\x03*\x051.0.0R\tcpuMillis\x12A\n" +
@@ -318,28 +398,30 @@ func file_numinance_kinds_v1_environment_proto_rawDescGZIP() []byte {
 	return file_numinance_kinds_v1_environment_proto_rawDescData
 }
 
-var file_numinance_kinds_v1_environment_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_numinance_kinds_v1_environment_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_numinance_kinds_v1_environment_proto_goTypes = []any{
-	(*Environment)(nil),     // 0: numinance.kinds.v1.Environment
-	(*EnvironmentSpec)(nil), // 1: numinance.kinds.v1.EnvironmentSpec
-	(*SandboxLimits)(nil),   // 2: numinance.kinds.v1.SandboxLimits
-	nil,                     // 3: numinance.kinds.v1.EnvironmentSpec.VariablesEntry
-	(*Metadata)(nil),        // 4: numinance.kinds.v1.Metadata
-	(*Step)(nil),            // 5: numinance.kinds.v1.Step
-	(*Destination)(nil),     // 6: numinance.kinds.v1.Destination
+	(*Environment)(nil),         // 0: numinance.kinds.v1.Environment
+	(*EnvironmentSpec)(nil),     // 1: numinance.kinds.v1.EnvironmentSpec
+	(*PrepareStep)(nil),         // 2: numinance.kinds.v1.PrepareStep
+	(*SandboxLimits)(nil),       // 3: numinance.kinds.v1.SandboxLimits
+	nil,                         // 4: numinance.kinds.v1.EnvironmentSpec.VariablesEntry
+	(*Metadata)(nil),            // 5: numinance.kinds.v1.Metadata
+	(*Destination)(nil),         // 6: numinance.kinds.v1.Destination
+	(*durationpb.Duration)(nil), // 7: google.protobuf.Duration
 }
 var file_numinance_kinds_v1_environment_proto_depIdxs = []int32{
-	4, // 0: numinance.kinds.v1.Environment.metadata:type_name -> numinance.kinds.v1.Metadata
+	5, // 0: numinance.kinds.v1.Environment.metadata:type_name -> numinance.kinds.v1.Metadata
 	1, // 1: numinance.kinds.v1.Environment.spec:type_name -> numinance.kinds.v1.EnvironmentSpec
-	2, // 2: numinance.kinds.v1.EnvironmentSpec.limits:type_name -> numinance.kinds.v1.SandboxLimits
-	5, // 3: numinance.kinds.v1.EnvironmentSpec.prepare:type_name -> numinance.kinds.v1.Step
+	3, // 2: numinance.kinds.v1.EnvironmentSpec.limits:type_name -> numinance.kinds.v1.SandboxLimits
+	2, // 3: numinance.kinds.v1.EnvironmentSpec.prepare:type_name -> numinance.kinds.v1.PrepareStep
 	6, // 4: numinance.kinds.v1.EnvironmentSpec.prepare_egress:type_name -> numinance.kinds.v1.Destination
-	3, // 5: numinance.kinds.v1.EnvironmentSpec.variables:type_name -> numinance.kinds.v1.EnvironmentSpec.VariablesEntry
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	4, // 5: numinance.kinds.v1.EnvironmentSpec.variables:type_name -> numinance.kinds.v1.EnvironmentSpec.VariablesEntry
+	7, // 6: numinance.kinds.v1.PrepareStep.timeout:type_name -> google.protobuf.Duration
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_numinance_kinds_v1_environment_proto_init() }
@@ -354,7 +436,7 @@ func file_numinance_kinds_v1_environment_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_numinance_kinds_v1_environment_proto_rawDesc), len(file_numinance_kinds_v1_environment_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

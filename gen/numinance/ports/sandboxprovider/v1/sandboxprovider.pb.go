@@ -209,6 +209,9 @@ const (
 	SnapshotScope_SNAPSHOT_SCOPE_WORK SnapshotScope = 1
 	// The private home directory.
 	SnapshotScope_SNAPSHOT_SCOPE_HOME SnapshotScope = 2
+	// What preparation made: prepared/ holds the directory of prepared things,
+	// scratch/ the scratch directories of the work tree.
+	SnapshotScope_SNAPSHOT_SCOPE_PREPARED SnapshotScope = 3
 )
 
 // Enum value maps for SnapshotScope.
@@ -217,11 +220,13 @@ var (
 		0: "SNAPSHOT_SCOPE_UNSPECIFIED",
 		1: "SNAPSHOT_SCOPE_WORK",
 		2: "SNAPSHOT_SCOPE_HOME",
+		3: "SNAPSHOT_SCOPE_PREPARED",
 	}
 	SnapshotScope_value = map[string]int32{
 		"SNAPSHOT_SCOPE_UNSPECIFIED": 0,
 		"SNAPSHOT_SCOPE_WORK":        1,
 		"SNAPSHOT_SCOPE_HOME":        2,
+		"SNAPSHOT_SCOPE_PREPARED":    3,
 	}
 )
 
@@ -361,7 +366,7 @@ func (x *Limits) GetOutputBytes() int64 {
 	return 0
 }
 
-// A host directory or file that appears inside, read-only.
+// A host directory or file that appears inside; nothing inside changes it.
 type ReadOnlyMount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where it is on the host.
@@ -369,7 +374,10 @@ type ReadOnlyMount struct {
 	// Where it appears.
 	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
 	// Digest that a file must have.
-	Digest        string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	Digest string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Whether it can be written to inside: what is written stays in the sandbox
+	// and ends with it, and the source never changes. Only for a directory.
+	CopyOnWrite   bool `protobuf:"varint,4,opt,name=copy_on_write,json=copyOnWrite,proto3" json:"copy_on_write,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -423,6 +431,13 @@ func (x *ReadOnlyMount) GetDigest() string {
 		return x.Digest
 	}
 	return ""
+}
+
+func (x *ReadOnlyMount) GetCopyOnWrite() bool {
+	if x != nil {
+		return x.CopyOnWrite
+	}
+	return false
 }
 
 // What the sandbox is, built by the host from grant, decision and plan
@@ -1277,11 +1292,12 @@ const file_numinance_ports_sandboxprovider_v1_sandboxprovider_proto_rawDesc = ""
 	"\n" +
 	"cpu_millis\x18\x06 \x01(\rB\x18\xbaH\b*\x06\x18\xc0\x84=(\x00\xb2\xe1\x18\t\b\x03*\x051.0.0R\tcpuMillis\x12K\n" +
 	"\twall_time\x18\a \x01(\v2\x19.google.protobuf.DurationB\x13\xbaH\x03\xc8\x01\x01\xb2\xe1\x18\t\b\x03*\x051.0.0R\bwallTime\x127\n" +
-	"\foutput_bytes\x18\b \x01(\x03B\x14\xbaH\x04\"\x02(\x01\xb2\xe1\x18\t\b\x03*\x051.0.0R\voutputBytes\"\xb7\x01\n" +
+	"\foutput_bytes\x18\b \x01(\x03B\x14\xbaH\x04\"\x02(\x01\xb2\xe1\x18\t\b\x03*\x051.0.0R\voutputBytes\"\xea\x01\n" +
 	"\rReadOnlyMount\x12/\n" +
 	"\x06source\x18\x01 \x01(\tB\x17\xbaH\ar\x05 \x01(\x80 \xb2\xe1\x18\t\b\x01*\x051.0.0R\x06source\x12/\n" +
 	"\x06target\x18\x02 \x01(\tB\x17\xbaH\ar\x05 \x01(\x80 \xb2\xe1\x18\t\b\x01*\x051.0.0R\x06target\x12D\n" +
-	"\x06digest\x18\x03 \x01(\tB,\xbaH\x1c\xd8\x01\x01r\x172\x15^sha256:[0-9a-f]{64}$\xb2\xe1\x18\t\b\x02*\x051.0.0R\x06digest\"\x80\a\n" +
+	"\x06digest\x18\x03 \x01(\tB,\xbaH\x1c\xd8\x01\x01r\x172\x15^sha256:[0-9a-f]{64}$\xb2\xe1\x18\t\b\x02*\x051.0.0R\x06digest\x121\n" +
+	"\rcopy_on_write\x18\x04 \x01(\bB\r\xb2\xe1\x18\t\b\x03*\x051.0.0R\vcopyOnWrite\"\x80\a\n" +
 	"\vSandboxSpec\x12e\n" +
 	"\aprofile\x18\x01 \x01(\x0e22.numinance.ports.sandboxprovider.v1.SandboxProfileB\x17\xbaH\a\x82\x01\x04\x10\x01 \x00\xb2\xe1\x18\t\b\x03*\x051.0.0R\aprofile\x12L\n" +
 	"\fimage_digest\x18\x02 \x01(\tB)\xbaH\x19r\x172\x15^sha256:[0-9a-f]{64}$\xb2\xe1\x18\t\b\x02*\x051.0.0R\vimageDigest\x12H\n" +
@@ -1357,11 +1373,12 @@ const file_numinance_ports_sandboxprovider_v1_sandboxprovider_proto_rawDesc = ""
 	"\x17ENFORCEMENT_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ENFORCEMENT_ENFORCED\x10\x01\x12\x17\n" +
 	"\x13ENFORCEMENT_WATCHED\x10\x02\x12\x1b\n" +
-	"\x17ENFORCEMENT_UNAVAILABLE\x10\x03*a\n" +
+	"\x17ENFORCEMENT_UNAVAILABLE\x10\x03*~\n" +
 	"\rSnapshotScope\x12\x1e\n" +
 	"\x1aSNAPSHOT_SCOPE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13SNAPSHOT_SCOPE_WORK\x10\x01\x12\x17\n" +
-	"\x13SNAPSHOT_SCOPE_HOME\x10\x022\xcc\x05\n" +
+	"\x13SNAPSHOT_SCOPE_HOME\x10\x02\x12\x1b\n" +
+	"\x17SNAPSHOT_SCOPE_PREPARED\x10\x032\xcc\x05\n" +
 	"\x16SandboxProviderService\x12\xa4\x01\n" +
 	"\x06Create\x121.numinance.ports.sandboxprovider.v1.CreateRequest\x1a2.numinance.ports.sandboxprovider.v1.CreateResponse\"3\xb2\xe1\x18/\b\x02\x10\x01\x18\x01 \x01*\x1eSandboxProviderService.DestroyJ\x051.0.0\x12|\n" +
 	"\x04Exec\x12/.numinance.ports.sandboxprovider.v1.ExecRequest\x1a0.numinance.ports.sandboxprovider.v1.ExecResponse\"\x11\xb2\xe1\x18\r\b\x03\x10\x02\x18\x01J\x051.0.0\x12|\n" +

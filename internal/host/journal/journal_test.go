@@ -245,6 +245,22 @@ func observe(ctx context.Context, j *journal.Journal, key string, n int) error {
 	return j.FinishLazy(ctx, finish(key), entry("ANSWER", n))
 }
 
+// A message whose fields are all zero is encoded in no bytes at all.
+func TestAnEmptyAnswerIsKept(t *testing.T) {
+	j := open(t, config(t.TempDir()))
+	if _, err := j.Start(t.Context(), start("k"), entry("CALL", 1)); err != nil {
+		t.Fatal(err)
+	}
+	f := finish("k")
+	f.Answers, f.Result = [][]byte{nil}, digest.Of(nil)
+	if _, err := j.Finish(t.Context(), f, entry("ANSWER", 2)); err != nil {
+		t.Fatal(err)
+	}
+	if b, ok, err := j.Blob(t.Context(), f.Result); err != nil || !ok || len(b) != 0 {
+		t.Errorf("empty answer: %q, %v, %v", b, ok, err)
+	}
+}
+
 func TestLazyWritesReachTheDiskInOrder(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, config(dir))

@@ -58,8 +58,8 @@ func DefaultSet(d Defaults) (map[string]string, error) {
 	files := map[string]string{
 		"policy.yaml": head("The policy in force: what no rule here permits is denied. The floors, which no\n# rule lifts, are printed by `numi policy show` too.", "Policy", "default") +
 			"spec:\n  cedar: |\n" + indent(policy.Default(), "    "),
-		"environment.yaml": head("What the sandboxes of runs consist of. prepare runs once per image and\n# lockfile, on the base revision, without agent and credential.", "Environment", "default") +
-			"spec:\n  limits: {cpu_millis: 2000, memory_bytes: 4294967296, pids: 2048, disk_bytes: 10737418240}\n" +
+		"environment.yaml": head("What the sandboxes of runs consist of. prepare runs once per image and\n# lockfile, on the base revision, without agent and credential. A limit on the\n# processor, cpu_millis: 2000 for two, may be added where control groups may be\n# made: numi doctor tells. It is refused where it cannot be enforced.", "Environment", "default") +
+			"spec:\n  limits: {memory_bytes: 4294967296, pids: 2048, disk_bytes: 10737418240}\n" +
 			prepareSteps(d.Prepare, d.Warm) + hosts("prepare_egress", d.Registries) + texts("lockfiles", d.Lockfiles) + texts("scratch", d.Scratch) + variables(d.Variables),
 		"profile.yaml": head("What a run may do, and what a candidate has to pass before it is reviewed.", "Profile", "default") +
 			"spec:\n" + steps("checks", "check", d.Checks) + texts("allowed_paths", allowed) +

@@ -366,6 +366,9 @@ func TestDefaultSetLoads(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
+		if b.Environment.GetLimits().GetCpuMillis() != 0 {
+			t.Errorf("%s: the default environment asks for a limit that not every host can enforce", name)
+		}
 		if b.Repository.GetResource() != d.Repository || b.Repository.GetBaseBranch() != d.BaseBranch || len(b.Profile.GetChecks()) != len(d.Checks) || (b.Pipeline != nil) != (len(d.Pipeline) > 0) {
 			t.Errorf("%s: %+v", name, b)
 		}

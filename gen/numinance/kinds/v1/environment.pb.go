@@ -278,7 +278,8 @@ func (x *PrepareStep) GetBestEffort() bool {
 // SandboxLimits bounds one sandbox.
 type SandboxLimits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Thousandths of a processor.
+	// Thousandths of a processor; 0 for no limit. A limit is refused where it
+	// cannot be enforced: it takes control groups that the runtime may make.
 	CpuMillis uint32 `protobuf:"varint,1,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
 	// Bytes of memory.
 	MemoryBytes uint64 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
@@ -380,7 +381,7 @@ const file_numinance_kinds_v1_environment_proto_rawDesc = "" +
 	"bestEffort\"\xf8\x01\n" +
 	"\rSandboxLimits\x127\n" +
 	"\n" +
-	"cpu_millis\x18\x01 \x01(\rB\x18\xbaH\b*\x06\x18\x80\xd0\x0f(d\xb2\xe1\x18\t\b\x03*\x051.0.0R\tcpuMillis\x12A\n" +
+	"cpu_millis\x18\x01 \x01(\rB\x18\xbaH\b*\x06\x18\x80\xd0\x0f(\x00\xb2\xe1\x18\t\b\x03*\x051.0.0R\tcpuMillis\x12A\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04B\x1e\xbaH\x0e2\f\x18\x80\x80\x80\x80\x80 (\x80\x80\x80 \xb2\xe1\x18\t\b\x03*\x051.0.0R\vmemoryBytes\x12,\n" +
 	"\x04pids\x18\x03 \x01(\rB\x18\xbaH\b*\x06\x18\x80\x80\x04(\x10\xb2\xe1\x18\t\b\x03*\x051.0.0R\x04pids\x12=\n" +
 	"\n" +

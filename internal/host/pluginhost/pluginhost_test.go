@@ -45,19 +45,23 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// linger waits to be killed. Without cgo a process whose every goroutine blocks
+// for good is ended by the Go runtime as a deadlock.
+func linger() { time.Sleep(time.Hour) }
+
 // serve is the plugin's process.
 func serve(mode string) {
 	switch mode {
 	case "silent":
 		fmt.Println("I am here and say nothing")
-		select {}
+		linger()
 	case "dies":
 		fmt.Fprintln(os.Stderr, "cannot find my configuration")
 		os.Exit(3)
 	case "link":
 		// Points the host at a socket of somebody else.
 		_ = os.Symlink(os.Args[3], os.Getenv(sdk.EnvPluginSocket))
-		select {}
+		linger()
 	case "mute":
 		l, err := net.Listen("unix", os.Getenv(sdk.EnvPluginSocket))
 		if err == nil {
@@ -452,7 +456,7 @@ func hostUntilKilled(args []string) {
 		Expect: pluginhost.Expectation{Port: "ticketing", Extension: "dev.numinance.test/tickets", Origin: "bundled", Manifest: d},
 	})
 	fmt.Println("started", err)
-	select {}
+	linger()
 }
 
 // A host that is killed leaves no orphan.

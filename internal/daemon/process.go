@@ -11,6 +11,7 @@ import (
 
 	"github.com/numinance/numinance/internal/edge/api"
 	"github.com/numinance/numinance/internal/edge/cli"
+	"github.com/numinance/numinance/internal/host/doctor"
 )
 
 // Main runs one command line. The first process that needs the runtime takes
@@ -103,6 +104,10 @@ func (s *sharedRuntime) open(ctx context.Context, progress io.Writer) (cli.Runti
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.rt == nil {
+		// Said here once, in doctor's words, and not by each jail that fails.
+		if c := doctor.Namespaces(ctx); c.State != doctor.OK {
+			return nil, &cli.ExitError{Code: cli.ExitBroken, Err: fmt.Errorf("%s: %s; to mend: %s (numi doctor says more)", c.Name, c.Detail, c.Fix)}
+		}
 		rt, err := Open(ctx, s.home, progress)
 		if err != nil {
 			return nil, &cli.ExitError{Code: cli.ExitBroken, Err: err}

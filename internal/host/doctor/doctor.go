@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -84,7 +85,7 @@ func Run(ctx context.Context, c Config) Report {
 		do   func(context.Context) Check
 	}{
 		{"sandbox", c.sandbox},
-		{"user namespaces", userNamespaces},
+		{"user namespaces", Namespaces},
 		{"control groups", controlGroups},
 		{"git", git},
 		{"go", golang},
@@ -175,39 +176,66 @@ func (c Config) probe(ctx context.Context, dir string) (said string, err error) 
 	return last[:min(len(last), 400)], err
 }
 
-// userNamespaces matter only where the runtime is not root.
-func userNamespaces(context.Context) Check {
-	blocked := blockedNamespaces()
-	switch {
-	case os.Geteuid() == 0 && blocked == "":
-		return Check{State: OK, Detail: "allowed; not needed by root"}
-	case os.Geteuid() == 0:
-		return Check{State: OK, Detail: blocked + "; not needed by root"}
-	case blocked == "":
-		return Check{State: OK, Detail: "an unprivileged user may make them"}
-	default:
-		return Check{State: Missing, Detail: blocked, Fix: namespaceFix()}
+// Namespaces says whether this process may make the user namespaces that jails
+// and sandboxes stand in. It tries; root needs none.
+func Namespaces(ctx context.Context) Check {
+	if os.Geteuid() == 0 {
+		return Check{Name: "user namespaces", State: OK, Detail: "not needed by root"}
 	}
+	out := Check{Name: "user namespaces", State: OK, Detail: "an unprivileged user may make them"}
+	err := makeNamespace(ctx)
+	if err == nil {
+		return out
+	}
+	out.State, out.Detail, out.Fix = Missing, fmt.Sprintf("an unprivileged user may not make them: %v", err), namespaceFix()
+	if why := blockedNamespaces(); len(why) > 0 {
+		out.Detail = why[0].why
+	}
+	return out
 }
 
-func blockedNamespaces() string {
-	for _, k := range []struct{ file, bad, why string }{
-		{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "AppArmor keeps user namespaces from programs without a profile"},
-		{"/proc/sys/kernel/unprivileged_userns_clone", "0", "the kernel keeps user namespaces from unprivileged users"},
-		{"/proc/sys/user/max_user_namespaces", "0", "the kernel allows no user namespace"},
+// makeNamespace starts a process in a user namespace of its own and mounts in
+// it: AppArmor allows the one and takes away the other.
+func makeNamespace(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", ":")
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+		// Unshareflags makes the child remount its root privately, which is a mount.
+		Unshareflags: syscall.CLONE_NEWNS,
+	}
+	return cmd.Run()
+}
+
+type blockade struct{ file, key, bad, good, why string }
+
+func blockedNamespaces() (out []blockade) {
+	for _, k := range []blockade{
+		{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "", "1", "", "AppArmor keeps user namespaces from programs without a profile"},
+		{"/proc/sys/kernel/unprivileged_userns_clone", "kernel.unprivileged_userns_clone", "0", "1", "the kernel keeps user namespaces from unprivileged users"},
+		{"/proc/sys/user/max_user_namespaces", "user.max_user_namespaces", "0", "10000", "the kernel allows no user namespace"},
 	} {
 		if b, err := os.ReadFile(k.file); err == nil && strings.TrimSpace(string(b)) == k.bad {
-			return k.why
+			out = append(out, k)
 		}
 	}
-	return ""
+	return out
 }
 
 func namespaceFix() string {
-	if b, err := os.ReadFile("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"); err == nil && strings.TrimSpace(string(b)) == "1" {
-		return "allow it for this program alone: write /etc/apparmor.d/numi-sandbox with `abi <abi/4.0>, profile numi-sandbox /path/to/numi-sandbox flags=(unconfined) { userns, }` and load it with apparmor_parser -r"
+	var set []string
+	for _, k := range blockedNamespaces() {
+		if k.key == "" {
+			return "allow it for numi and numi-sandbox alone: write for each a file like /etc/apparmor.d/numi-sandbox with `abi <abi/4.0>, profile numi-sandbox /path/to/numi-sandbox flags=(unconfined) { userns, }` and load both with apparmor_parser -r"
+		}
+		set = append(set, k.key+"="+k.good)
 	}
-	return "allow user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000"
+	if len(set) == 0 {
+		return "if this is a container, start it with the right to make user namespaces"
+	}
+	return "as root: sysctl -w " + strings.Join(set, " ")
 }
 
 // controlGroups tries to make one with a memory limit.

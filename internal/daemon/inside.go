@@ -118,7 +118,8 @@ func (d *Daemon) launchInside(ctx context.Context, b *box, name string, settings
 	session.Blobs = d.blobs
 	session.Put = d.blobs.Account(quotaInside)
 	session.Credentials = d.broker
-	session.Refusals = hostservice.Journal{Journal: d.journal}
+	recorder := hostservice.Journal{Journal: d.journal}
+	session.Refusals, session.Processes = recorder, recorder
 	session.Log = d.log
 	session.Checker = d.checker
 	plugin, err := pluginhost.Start(ctx, pluginhost.Config{

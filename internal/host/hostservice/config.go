@@ -33,6 +33,8 @@ type Config struct {
 	AgentSpawn func(id identity.DecisionID, argv []string) error
 	// CandidateSpawn lets processes start at the candidate's uid (verifiers).
 	CandidateSpawn bool
+	// Processes records what was started; without it nothing is.
+	Processes ProcessRecorder
 	// Limits bound every spawned process.
 	Limits bridge.Limits
 	// MaxProcess bounds the life of a spawned process; 0 is an hour.
@@ -110,6 +112,30 @@ type Refusal struct {
 	Asked   string // such as "get-blob"
 	Subject string // a digest, an intent, a decision id; from the plugin
 	Reason  string
+}
+
+// Process is one process that a plugin had started, as the host observed it: once
+// before it starts and once when it has ended.
+type Process struct {
+	Plugin   string
+	Change   identity.ChangeID
+	Run      identity.RunID
+	Decision string        // that allowed it; empty for a verifier's
+	User     string        // agent or candidate
+	Program  string        // as the plugin named it
+	Command  digest.Digest // names {"argv": …}: arguments may hold what no record may
+	PID      int           // inside the sandbox; 0 if it did not start
+	Ended    bool
+	Exit     int    // its code, -1 if a signal ended it
+	Signal   int    // 0 if none
+	Limit    string // that ended it, or empty
+	Failure  string // why it did not start or its end was not seen
+}
+
+// ProcessRecorder keeps a process durably. One that cannot be recorded is not
+// started (P-138).
+type ProcessRecorder interface {
+	Process(context.Context, Process) error
 }
 
 // Recorder keeps a refusal durably before the plugin is told.

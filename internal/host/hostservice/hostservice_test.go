@@ -42,6 +42,15 @@ type recorder struct {
 	mu  sync.Mutex
 	all []hostservice.Refusal
 	err error
+
+	processes []hostservice.Process
+}
+
+func (r *recorder) Process(_ context.Context, p hostservice.Process) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.processes = append(r.processes, p)
+	return r.err
 }
 
 func (r *recorder) Refused(_ context.Context, x hostservice.Refusal) error {
@@ -275,7 +284,7 @@ func TestSpawn(t *testing.T) {
 	}
 	used := map[identity.DecisionID]bool{}
 	r := &recorder{}
-	h := session(t, hostservice.Config{Spawn: b.Spawn, Refusals: r, AgentSpawn: func(id identity.DecisionID, argv []string) error {
+	h := session(t, hostservice.Config{Spawn: b.Spawn, Refusals: r, Processes: r, Change: "chg-0123456789", Run: "run-1", AgentSpawn: func(id identity.DecisionID, argv []string) error {
 		if id != "dec-ok" || used[id] || len(argv) != 3 {
 			return errors.New("no decision of this run allows it")
 		}
@@ -310,6 +319,27 @@ func TestSpawn(t *testing.T) {
 	if n := len(r.asked()); n != 4 {
 		t.Errorf("%d records, want 4: %v", n, r.asked())
 	}
+	// P-138: what was started is recorded before it starts and when it has ended.
+	command, err := digest.OfCanonical(map[string]any{"argv": start("dec-ok", agent).GetArgv()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := hostservice.Process{
+		Plugin: "dev.numinance.test/k", Change: "chg-0123456789", Run: "run-1", Decision: "dec-ok", User: "agent", Program: "/bin/sh", Command: command,
+	}
+	ended := want
+	ended.Ended, ended.Exit = true, 4
+	if len(r.processes) == 2 && r.processes[1].PID > 0 {
+		ended.PID = r.processes[1].PID
+	}
+	if !slices.Equal(r.processes, []hostservice.Process{want, ended}) {
+		t.Errorf("receipts %+v, want %+v and its end with a pid", r.processes, want)
+	}
+	used, r.err = map[identity.DecisionID]bool{}, errors.New("disk full")
+	if _, err := h.Spawn(t.Context(), start("dec-ok", agent)); status.Code(err) != codes.Unavailable || len(r.processes) != 3 {
+		t.Errorf("a process that cannot be recorded: %v, %d receipts", err, len(r.processes))
+	}
+	r.err = nil
 	b.Close()
 	used = map[identity.DecisionID]bool{}
 	if _, err := h.Spawn(t.Context(), start("dec-ok", agent)); status.Code(err) != codes.Unavailable {

@@ -12,8 +12,39 @@ import (
 // KindRefused is the kind of the journal entry of a refusal.
 const KindRefused = "HOST_CALL_REFUSED"
 
-// Journal is the Recorder of the runtime: a denial in the journal, or in its
-// spill file while the journal cannot be written.
+// Kinds of the journal entries of processes.
+const (
+	KindProcessStarted = "PROCESS_STARTED"
+	KindProcessEnded   = "PROCESS_ENDED"
+)
+
+// Process implements ProcessRecorder.
+func (j Journal) Process(ctx context.Context, p Process) error {
+	kind, about := KindProcessStarted, map[string]any{
+		"plugin": p.Plugin, "run": string(p.Run), "decision": cut(p.Decision, 64), "user": p.User, "program": cut(p.Program, 256),
+		"command": string(p.Command), "source": "host",
+	}
+	if p.Ended {
+		kind = KindProcessEnded
+		for name, value := range map[string]any{
+			"pid": p.PID, "exit_code": p.Exit, "signal": p.Signal, "limit": p.Limit, "failure": cut(p.Failure, 1024),
+		} {
+			about[name] = value
+		}
+	}
+	body, err := digest.Canonical(about)
+	if err != nil {
+		return fmt.Errorf("record a process of %s: %w", p.Run, err)
+	}
+	if _, err := j.Journal.Append(ctx, journal.Entry{Change: p.Change, Kind: kind, Body: body}); err != nil {
+		return fmt.Errorf("record a process of %s: %w", p.Run, err)
+	}
+	return nil
+}
+
+// Journal is the recorder of the runtime: a denial is in the journal, or in its
+// spill file while the journal cannot be written; a process is in the journal,
+// or is not started.
 type Journal struct{ Journal *journal.Journal }
 
 // Refused implements Recorder.

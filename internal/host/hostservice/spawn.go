@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/numinance/numinance/gen/numinance/plugin/v1"
+	"github.com/numinance/numinance/internal/core/digest"
 	"github.com/numinance/numinance/internal/core/identity"
 	"github.com/numinance/numinance/internal/host/bridge"
 )
@@ -41,6 +44,35 @@ func (s *Service) Spawn(stream spawnStream) error {
 	if !start.GetTimeout().IsValid() || timeout <= 0 || timeout > s.c.MaxProcess {
 		return status.Errorf(codes.InvalidArgument, "spawn: the timeout is %s, it must be above 0 and at most %s", timeout, s.c.MaxProcess)
 	}
+	command, err := digest.OfCanonical(map[string]any{"argv": start.GetArgv()})
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "spawn: %v", err)
+	}
+	one := Process{
+		Plugin: s.c.Plugin, Change: s.c.Change, Run: s.c.Run, Decision: start.GetDecisionId(),
+		User:    strings.ToLower(strings.TrimPrefix(start.GetUser().String(), "PROCESS_USER_")),
+		Program: start.GetArgv()[0], Command: command,
+	}
+	if err := s.c.Processes.Process(ctx, one); err != nil {
+		return status.Errorf(codes.Unavailable, "spawn: %v", err)
+	}
+	one.Ended = true
+	exit, out, err := s.carryOut(stream, start, uid, timeout, &one)
+	if err != nil {
+		one.Failure = status.Convert(err).Message()
+	}
+	if rerr := s.c.Processes.Process(context.WithoutCancel(ctx), one); rerr != nil && err == nil {
+		err = status.Errorf(codes.Unavailable, "spawn: %v", rerr)
+	}
+	if err != nil {
+		return err
+	}
+	return out.send(&pluginv1.SpawnResponse{Step: &pluginv1.SpawnResponse_Exit{Exit: exit}})
+}
+
+// carryOut starts the process and stays with it to its end, which it notes in one.
+func (s *Service) carryOut(stream spawnStream, start *pluginv1.SpawnStart, uid int, timeout time.Duration, one *Process) (*pluginv1.SpawnExit, *outputs, error) {
+	ctx := stream.Context()
 	live, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	env := make([]string, 0, len(start.GetEnvironment()))
@@ -50,17 +82,18 @@ func (s *Service) Spawn(stream spawnStream) error {
 	p, err := s.c.Spawn(live, bridge.Command{Argv: start.GetArgv(), Env: env, Dir: start.GetWorkingDirectory(), UID: uid, Limits: s.c.Limits})
 	if err != nil {
 		if errors.Is(err, bridge.ErrOver) {
-			return status.Error(codes.Unavailable, "spawn: the run is over")
+			return nil, nil, status.Error(codes.Unavailable, "spawn: the run is over")
 		}
-		return status.Errorf(codes.FailedPrecondition, "spawn: %v", err)
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "spawn: %v", err)
 	}
+	one.PID = p.PID
 	out := &outputs{stream: stream}
 	if err := out.send(&pluginv1.SpawnResponse{Step: &pluginv1.SpawnResponse_Started{Started: uint32(p.PID)}}); err != nil {
 		cancel()
 		// The output must be read for Wait to return.
 		go drain(p)
 		_, _ = p.Wait()
-		return err
+		return nil, nil, err
 	}
 	go s.feed(stream, p)
 	var wg sync.WaitGroup
@@ -77,7 +110,7 @@ func (s *Service) Spawn(stream spawnStream) error {
 	wg.Wait()
 	e, err := p.Wait()
 	if err != nil {
-		return status.Errorf(codes.Unavailable, "spawn: the end of the process was not seen: %v", err)
+		return nil, nil, status.Errorf(codes.Unavailable, "spawn: the end of the process was not seen: %v", err)
 	}
 	exit := &pluginv1.SpawnExit{ExitCode: int32(e.Code), Signal: uint32(e.Signal)}
 	if e.Signal != 0 {
@@ -86,12 +119,13 @@ func (s *Service) Spawn(stream spawnStream) error {
 	if live.Err() == context.DeadlineExceeded && ctx.Err() == nil {
 		exit.Limit = "wall-clock"
 	}
-	return out.send(&pluginv1.SpawnResponse{Step: &pluginv1.SpawnResponse_Exit{Exit: exit}})
+	one.Exit, one.Signal, one.Limit = int(exit.GetExitCode()), int(exit.GetSignal()), exit.GetLimit()
+	return exit, out, nil
 }
 
 // spawnUID says whether and as whom a process may start.
 func (s *Service) spawnUID(ctx context.Context, start *pluginv1.SpawnStart) (int, error) {
-	if s.c.Spawn == nil {
+	if s.c.Spawn == nil || s.c.Processes == nil {
 		return 0, s.refuse(ctx, codes.PermissionDenied, "spawn", start.GetDecisionId(), "this plugin has no sandbox")
 	}
 	switch start.GetUser() {

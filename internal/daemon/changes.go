@@ -109,7 +109,7 @@ func (d *Daemon) propose(ctx context.Context, id identity.ChangeID, r cli.Change
 		return change.Request{}, fmt.Errorf("keep the script: %w", err)
 	}
 	req.Script = script.Digest
-	return req, d.prepareProviders(ctx, req, b)
+	return req, d.prepareProviders()
 }
 
 // requester is the person at the keyboard, as far as the machine knows.

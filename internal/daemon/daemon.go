@@ -62,6 +62,7 @@ type Daemon struct {
 
 	controls   controls
 	providers  *catalog.Catalog
+	pipelines  pipelines
 	dispatcher *dispatch.Dispatcher
 	evidence   *evidence.Evidence
 	anchors    *anchors

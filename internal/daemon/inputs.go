@@ -25,7 +25,8 @@ var ticketKey = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 // ticket puts a ticket file into the local tracker and returns its key. The key
 // of a file without one follows from the Change.
 func (d *Daemon) ticket(id identity.ChangeID, project string, r cli.ChangeRequest) (string, error) {
-	dir := ticketingfiles.Directory(d.home.Provider("ticketing", "files"), project)
+	home := d.home.Provider("ticketing", "files")
+	dir := ticketingfiles.Directory(home, project)
 	if r.Ticket == nil {
 		if !ticketKey.MatchString(r.Key) {
 			return "", fmt.Errorf("ticket %q: name a Markdown file or a key such as WID-7", r.Key)
@@ -42,18 +43,38 @@ func (d *Daemon) ticket(id identity.ChangeID, project string, r cli.ChangeReques
 	if !ticketKey.MatchString(key) {
 		return "", fmt.Errorf("the ticket's key %q is malformed: letters, digits, '_', '.' and '-', such as WID-7", key)
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := keepTicket(home, dir, key, r.Ticket); err != nil {
 		return "", fmt.Errorf("keep the ticket: %w", err)
+	}
+	return key, nil
+}
+
+// keepTicket writes a ticket below home, the directory of the plugin that serves
+// tickets. It is the plugin's to change, so nothing in it leads anywhere else.
+func keepTicket(home, dir, key string, text []byte) error {
+	root, err := os.OpenRoot(home)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if dir, err = filepath.Rel(home, dir); err != nil {
+		return err
+	}
+	if err := root.MkdirAll(dir, 0o700); err != nil {
+		return err
 	}
 	path := filepath.Join(dir, key+".md")
 	tmp := path + ".new"
-	if err := os.WriteFile(tmp, r.Ticket, 0o600); err != nil {
-		return "", fmt.Errorf("keep the ticket: %w", err)
+	if err := root.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
-	if err := os.Rename(tmp, path); err != nil {
-		return "", errors.Join(fmt.Errorf("keep the ticket: %w", err), os.Remove(tmp))
+	if err := root.WriteFile(tmp, text, 0o600); err != nil {
+		return err
 	}
-	return key, nil
+	if err := root.Rename(tmp, path); err != nil {
+		return errors.Join(err, root.Remove(tmp))
+	}
+	return nil
 }
 
 // frontMatterKey finds the key that a ticket file gives itself, or "". The

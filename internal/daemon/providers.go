@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +8,8 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	pluginv1 "github.com/numinance/numinance/gen/numinance/plugin/v1"
@@ -162,16 +161,26 @@ func (d *Daemon) settings(name string) ([]byte, error) {
 	return json.Marshal(config)
 }
 
-// prepareProviders makes what a Change needs of the deployment's providers
-// before it begins: the forge's mirror and the tracker's project belong to the
-// plugins that serve them.
-func (d *Daemon) prepareProviders(_ context.Context, req change.Request, b bound) error {
+// prepareProviders hands what the runtime made for a Change over to the plugins
+// that serve it: the forge's mirror and the tracker's project.
+func (d *Daemon) prepareProviders() error {
 	if err := d.handOver("scm/git", d.home.Provider("scm", "git")); err != nil {
 		return err
 	}
-	if err := d.handOver("ticketing/files", d.home.Provider("ticketing", "files")); err != nil {
-		return err
-	}
+	return d.handOver("ticketing/files", d.home.Provider("ticketing", "files"))
+}
+
+// pipelines is what the embedded CI knows: the pipelines of all Changes that
+// came to theirs in this process.
+type pipelines struct {
+	mu   sync.Mutex // guards both; held while the provider is configured
+	of   map[string]any
+	from map[string]string // repository to directory
+}
+
+// usePipeline makes the pipeline of a Change known to the provider that runs it.
+// A process that took the Change over does so as well as the one that began it.
+func (d *Daemon) usePipeline(req change.Request, b bound) error {
 	if b.Pipeline == nil {
 		return nil
 	}
@@ -188,10 +197,15 @@ func (d *Daemon) prepareProviders(_ context.Context, req change.Request, b bound
 		}
 		steps = append(steps, one)
 	}
-	settings, err := json.Marshal(map[string]any{
-		"pipelines":    map[string]any{b.Pipeline.GetResource(): map[string]any{"steps": steps}},
-		"repositories": map[string]string{req.Repository: d.forge(req.Repository)},
-	})
+	p := &d.pipelines
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of == nil {
+		p.of, p.from = map[string]any{}, map[string]string{}
+	}
+	p.of[b.Pipeline.GetResource()] = map[string]any{"steps": steps}
+	p.from[req.Repository] = d.forge(req.Repository)
+	settings, err := json.Marshal(map[string]any{"pipelines": p.of, "repositories": p.from})
 	if err != nil {
 		return err
 	}
@@ -199,22 +213,36 @@ func (d *Daemon) prepareProviders(_ context.Context, req change.Request, b bound
 }
 
 // handOver gives what the runtime wrote into a plugin's directory to the uid
-// that the plugin runs as. Links are not followed.
+// that the plugin runs as.
 func (d *Daemon) handOver(name, dir string) error {
 	if os.Getuid() != 0 {
 		return nil
 	}
 	uid := pluginhost.UIDBase + bundled[name].number
-	err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		return os.Lchown(path, uid, uid)
-	})
-	if err != nil {
+	if err := give(dir, uid); err != nil {
 		return fmt.Errorf("hand %s over to its plugin: %w", dir, err)
 	}
 	return nil
+}
+
+// give makes everything below dir belong to uid. The plugin may be running and
+// change the directory meanwhile: nothing outside of it is reached, whatever
+// stands in the place of a directory by then.
+func give(dir string, uid int) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
+		if err == nil {
+			err = root.Lchown(path, uid, uid)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the plugin removed it
+		}
+		return err
+	})
 }
 
 // changes lists the Changes that have sandboxes open.

@@ -175,6 +175,13 @@ func (s steps) note(ctx context.Context, j orchestration.Job, kind string, body 
 
 // Pipeline runs the customer's pipeline on the verified head.
 func (s steps) Pipeline(ctx context.Context, j orchestration.Job) (change.PipelineRun, error) {
+	docs, err := s.d.documents(j.State)
+	if err != nil {
+		return change.PipelineRun{}, err
+	}
+	if err := s.d.usePipeline(j.State.Request, docs); err != nil {
+		return change.PipelineRun{}, err
+	}
 	return s.release(j).Run(ctx, release.PipelineIn{
 		Pipeline: j.State.Request.Pipeline, Repository: j.State.Request.Repository, Revision: j.State.PullRequest.Head,
 	})

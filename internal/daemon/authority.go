@@ -32,11 +32,12 @@ type role struct {
 	caller ports.Caller
 	kind   identity.ActorKind
 	verbs  []string
-	// capabilities, paths and budget are those of a harness run.
+	// What follows, down to the work unit, is that of a harness run.
 	capabilities []string
+	egress       []grant.Destination
+	credentials  []string
 	paths        pathscope.Scope
 	budget       grant.Budget
-	egress       []grant.Destination
 	unit         identity.WorkUnitID
 	// resources are the names that requests of the role may carry.
 	resources []string
@@ -71,10 +72,12 @@ func keepsSandboxes() role {
 	return r
 }
 
-func authors(unit identity.WorkUnitID, paths pathscope.Scope, capabilities []string, budget grant.Budget) role {
+// authors is an author run: what its Profile grants, on the paths of its unit.
+func authors(unit identity.WorkUnitID, paths pathscope.Scope, profile bound) role {
 	return role{
 		caller: ports.CallerExecution, kind: identity.KindAuthorAgent, unit: unit, paths: paths,
-		verbs: []string{"authorexecutor.Execute", "authorexecutor.Capabilities"}, capabilities: capabilities, budget: budget,
+		verbs: []string{"authorexecutor.Execute", "authorexecutor.Capabilities"}, capabilities: profile.capabilities(), budget: profile.budget(),
+		egress: profile.egress(), credentials: profile.Profile.GetCredentials(),
 	}
 }
 
@@ -126,13 +129,13 @@ func (d *Daemon) authority(j orchestration.Job, r role) (dispatch.Authority, err
 	if err := d.controls.govern(j.State.ID, j.State.Request.Control); err != nil {
 		return dispatch.Authority{}, fmt.Errorf("put %s under its policies: %w", j.State.ID, err)
 	}
-	return authority(j, r)
+	return authority(j, r, d.now())
 }
 
-// authority derives what a step may do. The same job gives the same authority
-// to the byte, so that a step that runs again after a crash finds its ledger
-// entries.
-func authority(j orchestration.Job, r role) (dispatch.Authority, error) {
+// authority derives what a step may do. The same job gives the same keys and the
+// same grant to the byte, so that a step that runs again after a crash finds its
+// ledger entries.
+func authority(j orchestration.Job, r role, now time.Time) (dispatch.Authority, error) {
 	s := j.State
 	actor := identity.Actor{Kind: r.kind, Run: j.Command.Run}
 	switch r.kind {
@@ -149,7 +152,8 @@ func authority(j orchestration.Job, r role) (dispatch.Authority, error) {
 	}
 	g, err := grant.New(grant.Grant{
 		ID: grantID(s.ID, j.Command.Run, r), Change: s.ID, WorkUnit: r.unit, Run: j.Command.Run, Actor: actor,
-		Verbs: r.verbs, Resources: r.resources, Paths: r.paths, Capabilities: r.capabilities, Budget: r.budget, Egress: r.egress,
+		Verbs: r.verbs, Resources: r.resources, Paths: r.paths, Capabilities: r.capabilities, Budget: r.budget,
+		Egress: r.egress, Credentials: r.credentials,
 		// A budget's wall time counts from the grant's start, so that is the run's:
 		// the state as it was when the command was issued, the same after a crash.
 		NotBefore: s.Updated, Expires: s.Updated.Add(grantLife),
@@ -158,7 +162,7 @@ func authority(j orchestration.Job, r role) (dispatch.Authority, error) {
 		return dispatch.Authority{}, fmt.Errorf("build the grant of %s: %w", j.Command.Step(), err)
 	}
 	return dispatch.Authority{
-		Caller: r.caller, Actor: actor, Grant: g, Change: facts(s), WorkUnit: r.unit,
+		Caller: r.caller, Actor: actor, Grant: g, Change: facts(s, now), WorkUnit: r.unit,
 		Step: j.Command.Step(), Revision: j.Command.Revision,
 	}, nil
 }
@@ -172,12 +176,13 @@ func grantID(id identity.ChangeID, run identity.RunID, r role) identity.GrantID 
 	return identity.GrantID("grt-" + hex.EncodeToString(h.Sum(nil))[:16])
 }
 
-// facts is what the host knows of the Change, for floors and policies.
-func facts(s change.State) policy.ChangeFacts {
+// facts is what the host knows of the Change, for floors and policies. An
+// approval counts while it is in force, however long ago the command was issued.
+func facts(s change.State, now time.Time) policy.ChangeFacts {
 	return policy.ChangeFacts{
 		ID: s.ID, State: string(s.Status), Authors: authorsOf(s), Requester: s.Request.Requester, Head: s.Candidate.Head,
 		Verified:    s.Verdict.Passed && !s.Verdict.Inconclusive && s.Verdict.Tree != "" && s.Verdict.Tree == s.Candidate.Tree,
-		Approved:    s.Approvable(s.Updated),
+		Approved:    s.Approvable(now),
 		HeadMatches: s.PullRequest.Head != "" && s.PullRequest.Head == s.Candidate.Head,
 	}
 }

@@ -1,12 +1,14 @@
 package daemon
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
 
+	kindsv1 "github.com/numinance/numinance/gen/numinance/kinds/v1"
 	"github.com/numinance/numinance/internal/core/change"
 	"github.com/numinance/numinance/internal/core/digest"
 	"github.com/numinance/numinance/internal/core/identity"
@@ -15,6 +17,7 @@ import (
 	"github.com/numinance/numinance/internal/core/policy"
 	"github.com/numinance/numinance/internal/core/ports"
 	"github.com/numinance/numinance/internal/host/blob"
+	"github.com/numinance/numinance/internal/host/journal"
 	"github.com/numinance/numinance/internal/orchestration"
 )
 
@@ -61,7 +64,7 @@ func TestPoliciesOfAChangeAreInForceAfterARestart(t *testing.T) {
 		Repository: "widget", Requester: "human:alice", Author: "agent:fake", Reviewer: "agent:reviewer", Control: control,
 	}, at)
 	j := orchestration.Job{State: s, Command: change.Next(s)[0]}
-	plain, err := authority(j, reads("widget"))
+	plain, err := authority(j, reads("widget"), at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,17 +124,73 @@ func TestScopeOfAUnit(t *testing.T) {
 	}
 }
 
-// What winds a Change down takes the authority from both runs of a verification.
+// What winds a Change down takes the authority from every run of a verification
+// that did something.
 func TestRunsToRevoke(t *testing.T) {
-	s := change.State{ID: "chg-0123456789", Attempts: map[string]int{"verify/@0": 1, "execute/a@0": 1}}
-	runs := runsOf(s)
-	var verify change.Command
-	for _, c := range s.Issued() {
-		if c.Kind == change.Verify {
-			verify = c
+	d := stateless(t, openBlobs(t))
+	var err error
+	d.journal, err = journal.Open(t.Context(), journal.Config{
+		Path: filepath.Join(t.TempDir(), "state.db"), Spill: filepath.Join(t.TempDir(), "spill"), Holder: "test", Now: time.Now,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.journal.Close() })
+	const own identity.RunID = "run-verify"
+	if _, err := d.journal.Start(t.Context(), journal.Start{
+		Key: "key-1", Change: "chg-0123456789", Run: baseRun(own), Verb: "sandboxprovider.Create", Request: digest.Of(nil),
+	}, journal.Entry{Change: "chg-0123456789", Kind: "TEST", Body: []byte("{}")}); err != nil {
+		t.Fatal(err)
+	}
+	runs, err := steps{d}.withOthers(t.Context(), own)
+	if err != nil || !slices.Equal(runs, []identity.RunID{own, baseRun(own)}) {
+		t.Errorf("runs %v, %v", runs, err)
+	}
+}
+
+// An approval that ran out since the command was issued approves nothing: a
+// merge that a crash held up is not carried out on it.
+func TestApprovalsRunOutBetweenIssueAndStep(t *testing.T) {
+	at := time.Now().UTC()
+	s := change.Propose("chg-0123456789", change.Request{Repository: "widget", Requester: "human:alice", Author: "agent:fake", Reviewer: "agent:reviewer"}, at)
+	s.Needs = change.Needs{Humans: 1}
+	s.Candidate, s.Verdict = change.Candidate{Head: "h", Tree: "t"}, change.Verdict{Passed: true, Tree: "t"}
+	s.PullRequest = change.PullRequest{ID: "1", Head: "h", Tree: "t"}
+	s.Approvals = []change.Approval{{By: "human:bob", Kind: identity.KindHuman, Head: "h", Tree: "t", Expires: at.Add(time.Hour)}}
+	j := orchestration.Job{State: s, Command: change.Next(s)[0]}
+	for after, want := range map[time.Duration]bool{time.Minute: true, 2 * time.Hour: false} {
+		a, err := authority(j, merges("widget"), at.Add(after))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.Change.Approved != want {
+			t.Errorf("%s after the command was issued: approved %v, want %v", after, a.Change.Approved, want)
 		}
 	}
-	if len(runs) != 3 || !slices.Contains(runs, verify.Run) || !slices.Contains(runs, baseRun(verify)) {
-		t.Errorf("runs %v lack those of %+v", runs, verify)
+}
+
+// An author run may reach what its Profile names; a reviewer and a verifier
+// reach nothing.
+func TestEgressComesFromTheProfile(t *testing.T) {
+	profile := bound{Bound: kinds.Bound{Profile: &kindsv1.ProfileSpec{Egress: []*kindsv1.Destination{{Host: "proxy.golang.org", Port: 443}}, Credentials: []string{"model"}}}}
+	at := time.Now().UTC()
+	s := change.Propose("chg-0123456789", change.Request{Requester: "human:alice", Author: "agent:fake", Reviewer: "agent:reviewer"}, at)
+	j := orchestration.Job{State: s, Command: change.Next(s)[0]}
+	for name, c := range map[string]struct {
+		role role
+		want int
+	}{
+		"author":   {authors("a", pathscope.Scope{Allowed: []string{"src/"}}, profile), 1},
+		"reviewer": {reviews(profile.budget()), 0},
+		"verifier": {verifies(verifyBudget), 0},
+		"planner":  {plans(profile.budget()), 0},
+	} {
+		a, err := authority(j, c.role, at)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if len(a.Grant.Egress) != c.want || len(a.Grant.Credentials) != c.want || c.want == 1 && !a.Grant.HasDestination("proxy.golang.org", 443) {
+			t.Errorf("%s: egress %v, credentials %v", name, a.Grant.Egress, a.Grant.Credentials)
+		}
 	}
 }

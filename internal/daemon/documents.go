@@ -184,6 +184,15 @@ func (b bound) capabilities() []string {
 	return out
 }
 
+// egress is what an author run may reach.
+func (b bound) egress() []grant.Destination {
+	var out []grant.Destination
+	for _, d := range b.Profile.GetEgress() {
+		out = append(out, grant.Destination{Host: d.GetHost(), Port: int(d.GetPort())})
+	}
+	return out
+}
+
 func (b bound) budget() grant.Budget {
 	g := b.Profile.GetBudget()
 	return grant.Budget{

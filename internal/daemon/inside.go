@@ -229,7 +229,7 @@ func (s steps) Verify(ctx context.Context, j orchestration.Job) (change.Verdict,
 		return change.Verdict{}, err
 	}
 	base := j
-	base.Command.Run = baseRun(j.Command)
+	base.Command.Run = baseRun(j.Command.Run)
 	ba, err := s.d.authority(base, verifies(budget))
 	if err != nil {
 		return change.Verdict{}, err
@@ -279,7 +279,10 @@ func (s steps) Verify(ctx context.Context, j orchestration.Job) (change.Verdict,
 }
 
 // baseRun is the second run of a verification, on the base revision.
-func baseRun(c change.Command) identity.RunID { return "base-" + c.Run }
+func baseRun(of identity.RunID) identity.RunID { return "base-" + of }
+
+// preparingRun is the run of a preparation that another run had to wait for.
+func preparingRun(of identity.RunID) identity.RunID { return "prep-" + of }
 
 // shown is what the author of a revision reads of the findings: text between
 // marks that name it as data.

@@ -242,8 +242,8 @@ func prepares(docs bound) role {
 // what they leave behind.
 func (d *Daemon) prepare(ctx context.Context, j orchestration.Job, docs bound, p preparation) (l layer, err error) {
 	run := j
-	run.Command.Run = "prep-" + j.Command.Run
-	a, err := authority(run, prepares(docs))
+	run.Command.Run = preparingRun(j.Command.Run)
+	a, err := d.authority(run, prepares(docs))
 	if err != nil {
 		return layer{}, err
 	}

@@ -385,7 +385,7 @@ func (s steps) Execute(ctx context.Context, j orchestration.Job) (change.Candida
 	if err != nil {
 		return change.Candidate{}, err
 	}
-	a, err := s.d.authority(j, authors(unit.ID, paths, docs.capabilities(), docs.budget()))
+	a, err := s.d.authority(j, authors(unit.ID, paths, docs))
 	if err != nil {
 		return change.Candidate{}, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -240,23 +239,34 @@ func (s steps) ReportTicket(ctx context.Context, j orchestration.Job) error {
 // calls of theirs that are in flight. The commands that wind the Change down
 // have runs of their own.
 func (s steps) RevokeGrants(ctx context.Context, j orchestration.Job) error {
-	for _, run := range runsOf(j.State) {
-		if err := s.d.dispatcher.RevokeRun(ctx, j.State.ID, run, "the Change is winding down"); err != nil {
-			return fmt.Errorf("revoke the grants of run %s: %w", run, err)
+	for _, own := range j.State.Runs() {
+		runs, err := s.withOthers(ctx, own)
+		if err != nil {
+			return err
+		}
+		for _, run := range runs {
+			if err := s.d.dispatcher.RevokeRun(ctx, j.State.ID, run, "the Change is winding down"); err != nil {
+				return fmt.Errorf("revoke the grants of run %s: %w", run, err)
+			}
 		}
 	}
 	return nil
 }
 
-// runsOf are the runs of a Change that are not those of the commands open now.
-func runsOf(s change.State) []identity.RunID {
-	runs := s.Runs()
-	for _, c := range s.Issued() {
-		if c.Kind == change.Verify && slices.Contains(runs, c.Run) {
-			runs = append(runs, baseRun(c))
+// withOthers are the runs of one command: its own, and of those beside it the
+// ones that did something.
+func (s steps) withOthers(ctx context.Context, own identity.RunID) ([]identity.RunID, error) {
+	runs := []identity.RunID{own}
+	for _, run := range []identity.RunID{baseRun(own), preparingRun(own)} {
+		_, verbs, err := s.d.journal.RunFacts(ctx, run)
+		if err != nil {
+			return nil, err
+		}
+		if len(verbs) > 0 {
+			runs = append(runs, run)
 		}
 	}
-	return runs
+	return runs, nil
 }
 
 // Compensate closes the pull request of a Change that did not end well.

@@ -122,7 +122,7 @@ func checkTool(g grant.Grant, t Tool) (out []refusal) {
 			break
 		}
 		if !g.HasDestination(host, port) {
-			deny("egress", "H-063", fmt.Sprintf("add %s:%d to the egress of the Environment", host, port), "grant %s does not hold the destination %s:%d", g.ID, host, port)
+			deny("egress", "H-063", fmt.Sprintf("add %s:%d to the egress of the Profile", host, port), "grant %s does not hold the destination %s:%d", g.ID, host, port)
 		}
 		needs(grant.CapabilityNetwork)
 	case "credential":

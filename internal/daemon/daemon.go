@@ -94,7 +94,7 @@ func Open(ctx context.Context, home Home, progress io.Writer) (d *Daemon, err er
 	d = &Daemon{
 		home: home, now: time.Now, progress: progress, stop: stop, anchors: newAnchors(),
 		live:     liveRuns{m: map[identity.ChangeID]map[identity.RunID]*box{}},
-		watchers: watchers{of: map[identity.ChangeID][]cli.Observer{}},
+		watchers: watchers{of: map[identity.ChangeID][]*patient{}},
 		stores:   map[identity.ChangeID]*worktree.Store{},
 	}
 	d.controls = controls{d: d, sets: map[digest.Digest]*kinds.Set{}, engines: map[identity.ChangeID]*policy.Engine{}}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -35,55 +36,93 @@ const hostRecorded = "host-recorded"
 // watchers are the people who look at Changes while they run.
 type watchers struct {
 	mu sync.Mutex // guards of
-	of map[identity.ChangeID][]cli.Observer
+	of map[identity.ChangeID][]*patient
 }
 
-// watch tells o what happens to a Change until the returned function is called.
+// watch tells o what happens to a Change until the returned function is called,
+// which returns when o has been told everything before it.
 func (d *Daemon) watch(id identity.ChangeID, o cli.Observer) (stop func()) {
 	w := &d.watchers
+	one := newPatient(o)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	one := &synced{o: o}
 	w.of[id] = append(w.of[id], one)
 	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		kept := w.of[id][:0]
-		for _, other := range w.of[id] {
-			if other != cli.Observer(one) {
-				kept = append(kept, other)
-			}
-		}
-		if w.of[id] = kept; len(kept) == 0 {
-			delete(w.of, id)
-		}
+		w.forget(id, one)
+		one.end()
 	}
 }
 
+func (w *watchers) forget(id identity.ChangeID, one *patient) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.of[id] = slices.DeleteFunc(w.of[id], func(o *patient) bool { return o == one })
+	if len(w.of[id]) == 0 {
+		delete(w.of, id)
+	}
+}
+
+// each has every watcher of a Change told, and waits for none of them.
 func (w *watchers) each(id identity.ChangeID, tell func(cli.Observer)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, o := range w.of[id] {
-		tell(o)
+		o.tell(tell)
 	}
 }
 
-// synced keeps two lines of one observer apart.
-type synced struct {
-	mu sync.Mutex
-	o  cli.Observer
+// patient tells one observer everything in order in a goroutine of its own, so
+// that somebody who does not read on holds up no run.
+type patient struct {
+	o     cli.Observer
+	ended chan struct{}
+
+	mu    sync.Mutex // guards the rest
+	cond  sync.Cond
+	queue []func(cli.Observer)
+	over  bool
 }
 
-func (s *synced) Stage(name string, ended bool, took time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.o.Stage(name, ended, took)
+func newPatient(o cli.Observer) *patient {
+	p := &patient{o: o, ended: make(chan struct{})}
+	p.cond.L = &p.mu
+	go p.run()
+	return p
 }
 
-func (s *synced) Line(e cli.Event) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.o.Line(e)
+func (p *patient) tell(what func(cli.Observer)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.queue = append(p.queue, what)
+	p.cond.Signal()
+}
+
+// run ends once end was called and everything is told.
+func (p *patient) run() {
+	defer close(p.ended)
+	for {
+		p.mu.Lock()
+		for len(p.queue) == 0 && !p.over {
+			p.cond.Wait()
+		}
+		told := p.queue
+		p.queue = nil
+		p.mu.Unlock()
+		if len(told) == 0 {
+			return
+		}
+		for _, what := range told {
+			what(p.o)
+		}
+	}
+}
+
+func (p *patient) end() {
+	p.mu.Lock()
+	p.over = true
+	p.cond.Signal()
+	p.mu.Unlock()
+	<-p.ended
 }
 
 // Progress shows where a Change stands and has its head anchored at each change

@@ -75,6 +75,10 @@ func (d *Daemon) propose(ctx context.Context, id identity.ChangeID, r cli.Change
 	if len(r.Script) == 0 {
 		return change.Request{}, usage(errors.New("the fake executor follows a script: name one with --script"))
 	}
+	// The mirror, the tracker and the control directory are files that two
+	// Changes on one repository have in common.
+	d.proposing.Lock()
+	defer d.proposing.Unlock()
 	name, branch, err := d.mirror(ctx, id, r)
 	if err != nil {
 		return change.Request{}, usage(err)
@@ -265,7 +269,7 @@ func (d *Daemon) Resume(ctx context.Context, s string, o cli.Observer) (cli.Outc
 	defer stop()
 	st, err := d.runner.Resume(ctx, id, requester())
 	if err != nil {
-		return cli.Outcome{}, unknown(err)
+		return cli.Outcome{}, d.interrupted(id, unknown(err))
 	}
 	return d.outcome(ctx, st)
 }
@@ -280,7 +284,7 @@ func (d *Daemon) Cancel(ctx context.Context, s, reason string, o cli.Observer) (
 	defer stop()
 	st, err := d.runner.Cancel(ctx, id, requester(), reason)
 	if err != nil {
-		return cli.Outcome{}, unknown(err)
+		return cli.Outcome{}, d.interrupted(id, unknown(err))
 	}
 	return d.outcome(ctx, st)
 }

@@ -80,6 +80,8 @@ type Daemon struct {
 	log      *os.File
 	progress io.Writer // may be nil
 
+	proposing sync.Mutex // held while a Change brings in what it rests on
+
 	mu     sync.Mutex // guards stores
 	stores map[identity.ChangeID]*worktree.Store
 

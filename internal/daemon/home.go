@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -68,19 +69,37 @@ func (h Home) Control(repository string) string { return h.at("control", reposit
 // Provider is the one directory that a deployment-wide plugin may write to.
 func (h Home) Provider(port, name string) string { return h.at("providers", port+"-"+name) }
 
+// maxSocketBase bounds the directory that the socket directories lie in.
+const maxSocketBase = 40
+
 // Run is a short directory for sockets: unix socket paths end at 107 bytes, and
 // a state directory may lie deep. It is private to the user.
 func (h Home) Run() string {
 	sum := sha256.Sum256([]byte(h))
 	base := os.Getenv("XDG_RUNTIME_DIR")
-	if base == "" || len(base) > 40 {
-		base = filepath.Join(os.TempDir(), fmt.Sprintf("numi-%d", os.Getuid()))
+	if base == "" || len(base) > maxSocketBase {
+		temp := os.TempDir()
+		if len(temp) > maxSocketBase {
+			temp = "/tmp"
+		}
+		base = filepath.Join(temp, fmt.Sprintf("numi-%d", os.Getuid()))
 	}
 	return filepath.Join(base, "numi-"+hex.EncodeToString(sum[:4]))
 }
 
-// Socket is where the process that owns the state directory serves the others.
+// Socket is where this process serves the others once it owns the state
+// directory.
 func (h Home) Socket() string { return filepath.Join(h.Run(), "api.sock") }
+
+// OwnerSocket is where the process that owns the state directory serves, by its
+// own word: its environment may place socket directories elsewhere than ours.
+func (h Home) OwnerSocket() string {
+	b, err := os.ReadFile(h.at("lock"))
+	if said := strings.TrimSpace(string(b)); err == nil && filepath.IsAbs(said) {
+		return said
+	}
+	return h.Socket()
+}
 
 // Links is where the link directories of sandboxes lie; short, for their sockets.
 func (h Home) Links() string { return filepath.Join(h.Run(), "l") }
@@ -138,6 +157,13 @@ func (h Home) Lock() (*os.File, error) {
 			return nil, errHeld
 		}
 		return nil, fmt.Errorf("lock the state directory: %w", err)
+	}
+	said := []byte(h.Socket() + "\n")
+	if err := f.Truncate(0); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock the state directory: %w", err), f.Close())
+	}
+	if _, err := f.WriteAt(said, 0); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock the state directory: %w", err), f.Close())
 	}
 	return f, nil
 }

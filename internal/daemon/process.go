@@ -46,7 +46,7 @@ func Main(ctx context.Context, version string, args []string, stdout, stderr io.
 			fmt.Fprintln(stderr, "numi:", err)
 			return cli.ExitBroken
 		}
-		code, err := api.Forward(ctx, home.Socket(), api.Request{Args: args, Dir: dir}, stdout, stderr)
+		code, err := api.Forward(ctx, home.OwnerSocket(), api.Request{Args: args, Dir: dir}, stdout, stderr)
 		if err == nil {
 			return code
 		}

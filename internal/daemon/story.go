@@ -210,7 +210,8 @@ func (d *Daemon) Events(ctx context.Context, s string) ([]cli.Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := d.runner.Get(ctx, id); err != nil {
+	st, err := d.runner.Get(ctx, id)
+	if err != nil {
 		return nil, unknown(err)
 	}
 	var out []cli.Event
@@ -227,9 +228,14 @@ func (d *Daemon) Events(ctx context.Context, s string) ([]cli.Event, error) {
 				out = append(out, line)
 			}
 		}
-		if len(page) < pageSize {
-			return out, nil
+		if len(page) >= pageSize {
+			continue
 		}
+		if st.Status.Terminal() {
+			// The entry that ends a Change comes after the end of its own chain.
+			out = append(out, cli.Event{At: st.Updated, Kind: "STATE", Source: hostRecorded, Subject: string(st.Status), Detail: st.Failure.Reason})
+		}
+		return out, nil
 	}
 }
 
@@ -275,6 +281,20 @@ func tell(e journal.Entry) (cli.Event, bool, error) {
 		if b.Message != "" {
 			line.Detail = b.Message
 		}
+		return line, true, nil
+	case dispatch.KindRevocation:
+		var b struct{ Scope, ID, Reason string }
+		if err := json.Unmarshal(e.Body, &b); err != nil {
+			return line, false, err
+		}
+		line.Subject, line.Detail = fmt.Sprintf("grants of %s %s revoked", b.Scope, b.ID), b.Reason
+		return line, true, nil
+	case kindCheckpoint:
+		var b struct{ Label, Run string }
+		if err := json.Unmarshal(e.Body, &b); err != nil {
+			return line, false, err
+		}
+		line.Subject, line.Detail = "checkpoint of "+b.Run, b.Label
 		return line, true, nil
 	case kindViolation:
 		var b struct{ Subject, Detail, Layer string }

@@ -38,15 +38,26 @@ func classify(err error, r *change.Result) change.Class {
 	return change.Infrastructure
 }
 
-// refused tells a spent budget, which pauses the Change (H-058), from a denial.
+// infrastructure are the layers that deny because something below us does not
+// work: a provider that does not start, a journal that cannot be written.
+// Nothing runs then, but nobody's policy refused it.
+var infrastructure = map[string]bool{"provider": true, "journal": true}
+
+// refused tells a spent budget, which pauses the Change (H-058), and what does
+// not work from a denial.
 func refused(d policy.Decision) change.Class {
 	if d.Effect == policy.Escalate {
 		return change.Escalate
 	}
+	below := len(d.Reasons) > 0
 	for _, reason := range d.Reasons {
 		if reason.Layer == "budget" {
 			return change.Exhausted
 		}
+		below = below && (infrastructure[reason.Layer] || reason.Layer == "ledger" && reason.ID != "other-request")
+	}
+	if below {
+		return change.Infrastructure
 	}
 	return change.Denied
 }

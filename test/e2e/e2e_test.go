@@ -56,14 +56,43 @@ func build(t *testing.T) world {
 	return w
 }
 
+// numi is one command line on a state directory.
+func (w world) numi(home string, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(w.bin, "numi"), args...)
+	cmd.Env = append(os.Environ(), "NUMI_HOME="+home)
+	return cmd
+}
+
+// makeHome makes a state directory that has the image of another.
+func makeHome(shared string) (string, error) {
+	dir, err := os.MkdirTemp("", "numi-home-")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return "", err
+	}
+	return dir, os.Symlink(filepath.Join(shared, "images"), filepath.Join(dir, "images"))
+}
+
 func TestScripts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds binaries and runs sandboxes")
 	}
 	w := build(t)
+	// One process makes the image; all scripts use it.
+	if out, err := w.numi(w.home, "change", "list").CombinedOutput(); err != nil {
+		t.Fatalf("open the state directory: %v\n%s", err, out)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:             "testdata",
 		ContinueOnError: false,
+		Condition: func(cond string) (bool, error) {
+			if cond == "root" {
+				return os.Getuid() == 0, nil
+			}
+			return false, fmt.Errorf("unknown condition %q", cond)
+		},
 		Setup: func(env *testscript.Env) error {
 			gocache, err := exec.Command("go", "env", "GOMODCACHE").Output()
 			if err != nil {
@@ -74,6 +103,10 @@ func TestScripts(t *testing.T) {
 			env.Setenv("SHARED_HOME", w.home)
 			env.Setenv("GOMODCACHE", strings.TrimSpace(string(gocache)))
 			env.Setenv("HOME", env.WorkDir)
+			for _, who := range []string{"AUTHOR", "COMMITTER"} {
+				env.Setenv("GIT_"+who+"_NAME", "Ann")
+				env.Setenv("GIT_"+who+"_EMAIL", "ann@example.com")
+			}
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -83,6 +116,13 @@ func TestScripts(t *testing.T) {
 			"waitfor":  waitFor,
 			"kill9":    kill9,
 			"leftover": leftover,
+
+			"repository": repository,
+			"listing":    listing,
+			"big":        big,
+			"members":    members,
+			"forge":      forge,
+			"tmpfs":      tmpfs,
 		},
 	})
 }
@@ -111,16 +151,9 @@ func checkJSON(ts *testscript.TestScript, neg bool, args []string) {
 
 // ownHome gives the script a state directory of its own with the shared image.
 func ownHome(ts *testscript.TestScript, neg bool, args []string) {
-	dir, err := os.MkdirTemp("", "numi-home-")
+	dir, err := makeHome(ts.Getenv("SHARED_HOME"))
 	ts.Check(err)
-	ts.Check(os.Chmod(dir, 0o711))
 	ts.Defer(func() { os.RemoveAll(dir) })
-	for _, shared := range []string{"images", "layers"} {
-		from := filepath.Join(ts.Getenv("SHARED_HOME"), shared)
-		if _, err := os.Stat(from); err == nil {
-			ts.Check(os.Symlink(from, filepath.Join(dir, shared)))
-		}
-	}
 	ts.Setenv("NUMI_HOME", dir)
 }
 
@@ -144,7 +177,7 @@ func rememberID(ts *testscript.TestScript, neg bool, args []string) {
 // waitFor waits until a file matches: waitfor FILE REGEXP.
 func waitFor(ts *testscript.TestScript, neg bool, args []string) {
 	re := regexp.MustCompile(args[1])
-	for end := time.Now().Add(180 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if b, err := os.ReadFile(ts.MkAbs(args[0])); err == nil && re.Match(b) {
 			return
 		}
@@ -159,21 +192,46 @@ func kill9(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// leftover fails if processes, mounts or cgroups of the state directory remain.
+// leftover fails if processes, mounts, cgroups or sandboxes of the state
+// directory remain.
 func leftover(ts *testscript.TestScript, neg bool, args []string) {
-	home := ts.Getenv("NUMI_HOME")
+	ts.Check(nothingLeft(ts.Getenv("NUMI_HOME")))
+}
+
+func nothingLeft(home string) error {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		pids := owners(home)
 		mounts, err := os.ReadFile("/proc/self/mounts")
-		ts.Check(err)
-		clean := len(pids) == 0 && !strings.Contains(string(mounts), home)
-		if clean {
-			return
+		if err != nil {
+			return err
+		}
+		boxes, err := filepath.Glob(filepath.Join(home, "providers", "sandboxprovider-gvisor", "boxes", "*"))
+		if err != nil {
+			return err
+		}
+		mounted := strings.Contains(strings.ReplaceAll(string(mounts), home+" ", ""), home+"/")
+		if len(pids) == 0 && !mounted && len(boxes) == 0 {
+			return nil
 		}
 		if time.Now().After(end) {
-			ts.Fatalf("left behind: processes %v, or mounts under %s", pids, home)
+			return fmt.Errorf("left behind: processes %v, sandboxes %v, mounts: %v", pids, boxes, mounted)
 		}
 	}
+}
+
+// tmpfs gives the script a state directory of so many MiB, or says that the
+// disk is larger now: tmpfs MIB. It needs root.
+func tmpfs(ts *testscript.TestScript, neg bool, args []string) {
+	dir := ts.MkAbs("small")
+	if _, err := os.Stat(dir); err == nil {
+		ts.Check(syscall.Mount("", dir, "", syscall.MS_REMOUNT, "mode=711,size="+args[0]+"m"))
+		return
+	}
+	ts.Check(os.Mkdir(dir, 0o711))
+	ts.Check(syscall.Mount("tmpfs", dir, "tmpfs", 0, "mode=711,size="+args[0]+"m"))
+	ts.Defer(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	ts.Check(os.Symlink(filepath.Join(ts.Getenv("SHARED_HOME"), "images"), filepath.Join(dir, "images")))
+	ts.Setenv("NUMI_HOME", dir)
 }
 
 // owners are the processes whose environment, arguments or program name the

@@ -130,7 +130,7 @@ func (b boxes) open(ctx context.Context, p plan) (*box, error) {
 	}
 	made, err := c.Create(ctx, sandbox.Spec{
 		Authority: keeper, Grant: p.authority.Grant, Revision: p.revision, Work: p.work, Home: p.home,
-		ReadOnly: p.readOnly, NoGit: p.noGit, WallTime: p.wall, Scratch: prepared.scratch,
+		ReadOnly: p.readOnly, NoGit: p.noGit, Throwaway: p.user == sandbox.Candidate, WallTime: p.wall, Scratch: prepared.scratch,
 	})
 	if err != nil {
 		return nil, err

@@ -32,6 +32,7 @@ var (
 type ownership struct {
 	scope    pathscope.Scope
 	readOnly bool
+	whole    int             // uid that owns everything, by no scope; 0 for none
 	dirs     map[string]bool // every directory, "." for the work root
 	pinned   map[string]bool // directories with something of root's below
 }
@@ -146,6 +147,9 @@ func (o *ownership) file(p string, exec bool) owner {
 	if exec {
 		mode = 0o755
 	}
+	if o.whole != 0 {
+		return owner{o.whole, o.whole, mode}
+	}
 	if o.allowed(p) {
 		return owner{bridge.UIDAgent, bridge.UIDAgent, mode}
 	}
@@ -168,6 +172,8 @@ func (o *ownership) directories(exists func(string) bool) ([]string, map[string]
 	owners := make(map[string]owner, len(names))
 	for _, d := range names {
 		switch {
+		case o.whole != 0:
+			owners[d] = owner{o.whole, o.whole, 0o755}
 		case !o.pinned[d]:
 			owners[d] = agentDir
 		case o.takesNew(d) || wants[d]:

@@ -63,7 +63,7 @@ func TestOwnership_H064(t *testing.T) {
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			var buf bytes.Buffer
-			if err := writeTree(&buf, listOf(files), tc.scope, tc.readOnly); err != nil {
+			if err := writeTree(&buf, listOf(files), tc.scope, tc.readOnly, 0); err != nil {
 				t.Fatal(err)
 			}
 			got := map[string]string{}
@@ -98,5 +98,30 @@ func listOf(files []string) nodes {
 				return
 			}
 		}
+	}
+}
+
+// P-165: a verifier's sandbox is thrown away, and tests write beside themselves;
+// there the whole tree is the candidate's, by no scope.
+func TestWholeTreeIsTheCandidates_P165(t *testing.T) {
+	var buf bytes.Buffer
+	if err := writeTree(&buf, listOf([]string{"go.mod", "pkg/a_test.go", ".github/workflows/ci.yml"}), pathscope.Scope{}, false, 1001); err != nil {
+		t.Fatal(err)
+	}
+	entries := 0
+	for r := tar.NewReader(&buf); ; entries++ {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Uid != 1001 || h.Gid != 1001 || h.Mode&0o200 == 0 {
+			t.Errorf("%s belongs to %d:%d with mode %o", h.Name, h.Uid, h.Gid, h.Mode)
+		}
+	}
+	if entries != 7 {
+		t.Errorf("%d entries, want 3 files and 4 directories", entries)
 	}
 }

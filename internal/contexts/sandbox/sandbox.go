@@ -113,6 +113,7 @@ type Spec struct {
 	Home      blob.Ref // if set, the agent's home of a former run
 	ReadOnly  bool     // nothing in the work tree can be changed
 	NoGit     bool     // leave out the throw-away repository
+	Throwaway bool     // nothing of it ever comes back, and the whole tree is the candidate's
 	WallTime  time.Duration
 	Mounts    []Mount  // for this run alone
 	Scratch   blob.Ref // if set, what ScratchLayer made of a preparation
@@ -221,6 +222,14 @@ func (s Spec) check() error {
 	return s.Grant.Paths.Validate()
 }
 
+// whole is the uid that owns the whole work tree, 0 where the scope decides.
+func (s Spec) whole() int {
+	if s.Throwaway {
+		return bridge.UIDCandidate
+	}
+	return 0
+}
+
 // request derives the whole spec from grant and plan.
 func (c *Context) request(ctx context.Context, s Spec) (*sandboxproviderv1.CreateRequest, error) {
 	scratch := slices.Clone(c.Scratch)
@@ -233,7 +242,7 @@ func (c *Context) request(ctx context.Context, s Spec) (*sandboxproviderv1.Creat
 	if s.Work.Digest != "" {
 		all = ofSnapshot(c.Blobs, s.Work, scratch)
 	}
-	tree, err := c.store(ctx, func(w io.Writer) error { return writeTree(w, all, s.Grant.Paths, s.ReadOnly) })
+	tree, err := c.store(ctx, func(w io.Writer) error { return writeTree(w, all, s.Grant.Paths, s.ReadOnly, s.whole()) })
 	if err != nil {
 		return nil, fmt.Errorf("work tree: %w", err)
 	}

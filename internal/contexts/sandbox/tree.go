@@ -210,7 +210,7 @@ func under(name string, dirs []string) bool {
 }
 
 // writeTree writes the work tree with the owners that the scope gives.
-func writeTree(w io.Writer, all nodes, scope pathscope.Scope, readOnly bool) error {
+func writeTree(w io.Writer, all nodes, scope pathscope.Scope, readOnly bool, whole int) error {
 	var files, dirs []string
 	exists := map[string]bool{}
 	for n, err := range iter.Seq2[node, error](all) {
@@ -228,6 +228,7 @@ func writeTree(w io.Writer, all nodes, scope pathscope.Scope, readOnly bool) err
 		}
 	}
 	o := newOwnership(files, dirs, scope, readOnly)
+	o.whole = whole
 	tw := tar.NewWriter(w)
 	put := func(h *tar.Header, by owner) error {
 		h.Uid, h.Gid, h.Mode, h.ModTime = by.uid, by.gid, by.mode, time.Unix(1_000_000_000, 0)

@@ -167,3 +167,9 @@ func (h Home) Lock() (*os.File, error) {
 	}
 	return f, nil
 }
+
+// full reports whether the disk of the state directory takes less than 1 MiB.
+func (h Home) full() bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(string(h), &fs) == nil && int64(fs.Bavail)*fs.Bsize < 1<<20
+}

@@ -110,6 +110,9 @@ func (s *sharedRuntime) open(ctx context.Context, progress io.Writer) (cli.Runti
 		}
 		rt, err := Open(ctx, s.home, progress)
 		if err != nil {
+			if s.home.full() {
+				err = fmt.Errorf("the disk that holds %s is full: free some space, then go on: %w", s.home, err)
+			}
 			return nil, &cli.ExitError{Code: cli.ExitBroken, Err: err}
 		}
 		s.rt = rt

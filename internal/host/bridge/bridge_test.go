@@ -316,3 +316,39 @@ func TestHostListenerEndsWhenClosed(t *testing.T) {
 		t.Fatal("Accept did not end with its listener")
 	}
 }
+
+// A process that ends before its input is closed has ended well; closing the
+// input of what is gone, or signalling it, is no error.
+func TestInputOfAnEndedProcessCloses(t *testing.T) {
+	b := listen(t)
+	c := inside(t, b, "NUMI/1 I\n")
+	closed := make(chan struct{})
+	answer(t, c, func(*bufio.Reader, bridge.Order) {
+		bridge.WriteFrame(c, bridge.FrameStarted, []byte{0, 0, 0, 9})
+		bridge.WriteFrame(c, bridge.FrameStdout, []byte("out"))
+		raw, _ := json.Marshal(bridge.Exit{Code: 3})
+		bridge.WriteFrame(c, bridge.FrameExit, raw)
+		c.Close()
+		close(closed)
+	})
+	p, err := b.Spawn(t.Context(), bridge.Command{Argv: []string{"x"}, UID: bridge.UIDAgent})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-closed
+	for range 3 { // the first write may still go into the socket
+		if err := p.Stdin.Close(); err != nil {
+			t.Fatalf("close the input: %v", err)
+		}
+		if err := p.Signal(syscall.SIGTERM); err != nil {
+			t.Fatalf("signal: %v", err)
+		}
+	}
+	go io.Copy(io.Discard, p.Stderr)
+	if out, err := io.ReadAll(p.Stdout); err != nil || string(out) != "out" {
+		t.Errorf("output %q, %v", out, err)
+	}
+	if exit, err := p.Wait(); err != nil || exit.Code != 3 {
+		t.Errorf("Wait = %+v, %v; want code 3", exit, err)
+	}
+}

@@ -126,12 +126,19 @@ func (b *Bridge) why(ctx context.Context, err error) error {
 	return err
 }
 
-// Signal sends sig to the process and its process group.
+// gone reports whether a write failed because PID 1 has closed the process's
+// connection, as it does when the process has ended; Wait says how.
+func gone(err error) bool {
+	return errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed)
+}
+
+// Signal sends sig to the process and its process group. A process that has
+// ended takes no signal, and that is no error.
 func (p *Process) Signal(sig syscall.Signal) error {
 	if sig <= 0 || sig > 64 {
 		return fmt.Errorf("signal %d does not exist", sig)
 	}
-	if err := p.write(FrameSignal, []byte{byte(sig)}); err != nil {
+	if err := p.write(FrameSignal, []byte{byte(sig)}); err != nil && !gone(err) {
 		return fmt.Errorf("signal the process in the sandbox: %w", err)
 	}
 	return nil
@@ -229,7 +236,7 @@ func (s *stdin) Close() error {
 		return nil
 	default:
 	}
-	if err := p.write(FrameStdinEOF, nil); err != nil {
+	if err := p.write(FrameStdinEOF, nil); err != nil && !gone(err) {
 		return fmt.Errorf("close the input of the process in the sandbox: %w", err)
 	}
 	return nil

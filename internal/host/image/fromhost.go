@@ -201,8 +201,9 @@ func (c *collector) systemFiles(ctx context.Context) error {
 	return nil
 }
 
-// goToolchain adds the host's Go without its tests, documents and the sources
-// of its own commands, none of which a build or test of a module reads.
+// goToolchain adds the host's Go without its tests and documents, which no build
+// or test of a module reads. The sources of its commands stay: some tools, such
+// as nm, are built from them when they are first asked for.
 func (c *collector) goToolchain(ctx context.Context) error {
 	root, err := output(ctx, "go", "env", "GOROOT")
 	if err != nil {
@@ -214,7 +215,7 @@ func (c *collector) goToolchain(ctx context.Context) error {
 		switch {
 		case isDir && (rel == "test" || rel == "api" || rel == "doc" || rel == "misc" || rel == "pkg/obj"):
 			return true
-		case isDir && rel == "src/cmd", isDir && path.Base(rel) == "testdata" && top == "src":
+		case isDir && path.Base(rel) == "testdata" && top == "src":
 			return true
 		case isDir && strings.HasPrefix(path.Base(rel), ".git"):
 			return true

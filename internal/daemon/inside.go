@@ -245,7 +245,7 @@ func (s steps) Verify(ctx context.Context, j orchestration.Job) (change.Verdict,
 	}
 	c, err := verification.New(verification.Config{
 		Dispatcher: verification.Enforcer{Dispatcher: s.d.dispatcher}, Sandboxes: verificationBoxes{boxes{s.d, j, docs}},
-		Verifiers: verifiers{s.d}, Blobs: s.d.blobs, Now: s.d.now,
+		Verifiers: verifiers(s), Blobs: s.d.blobs, Now: s.d.now,
 	})
 	if err != nil {
 		return change.Verdict{}, err

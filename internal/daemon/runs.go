@@ -291,7 +291,7 @@ func (t trees) Diff(ctx context.Context, s execution.DiffSpec) (execution.Candid
 // execution returns the execution context for one job.
 func (s steps) execution(j orchestration.Job, docs bound) (*execution.Context, error) {
 	return execution.New(execution.Config{
-		Dispatcher: execution.Enforcer{Dispatcher: s.d.dispatcher}, Sandboxes: executionBoxes{boxes{s.d, j, docs}}, Adapters: adapters{s.d},
+		Dispatcher: execution.Enforcer{Dispatcher: s.d.dispatcher}, Sandboxes: executionBoxes{boxes{s.d, j, docs}}, Adapters: adapters(s),
 		Trees: trees{s.d, j, docs}, Blobs: s.d.blobs, Now: s.d.now,
 	})
 }

@@ -35,10 +35,11 @@ import (
 	"github.com/numinance/numinance/internal/host/journal"
 )
 
+const chg identity.ChangeID = "chg-0000000001"
+
 const (
-	chg    identity.ChangeID = "chg-0000000001"
-	commit                   = "1111111111111111111111111111111111111111"
-	sha                      = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	commit = "1111111111111111111111111111111111111111"
+	sha    = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 )
 
 var (

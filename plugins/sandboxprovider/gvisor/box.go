@@ -100,7 +100,6 @@ func isSandbox(pid int, id string) bool {
 // process is one Exec. It is done once its exit and output are known.
 type process struct {
 	name     string
-	request  string
 	out, err *capture
 	done     chan struct{}
 

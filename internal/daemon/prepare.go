@@ -316,13 +316,8 @@ func (d *Daemon) prepareStep(ctx context.Context, id identity.ChangeID, b *box, 
 		return out, nil
 	}
 	return stepResult{}, &change.Fault{Class: change.Denied, Reason: fmt.Sprintf(
-		"prepare step %s (%s) %s: %s. It runs on the base revision and reaches only the hosts of prepare_egress in the Environment%s",
-		s.GetName(), printable(strings.Join(s.GetArgv(), " ")), how, said, d.refusedWays(b))}
-}
-
-// refusedWays says which destinations the preparation was refused, if any.
-func (d *Daemon) refusedWays(b *box) string {
-	return ""
+		"prepare step %s (%s) %s: %s. It runs on the base revision and reaches only the hosts of prepare_egress in the Environment; one with a private or reserved address needs an exact grant under private_hosts in the Organization too ('numi change events %s' shows what was refused)",
+		s.GetName(), printable(strings.Join(s.GetArgv(), " ")), how, said, id)}
 }
 
 // lastWords is the end of what a command said, for one line.

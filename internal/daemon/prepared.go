@@ -152,6 +152,8 @@ func toolEnvironment() map[string]string {
 		"GOCACHE": sandbox.PreparedDir + "/go-build", "GOMODCACHE": sandbox.PreparedDir + "/go-mod",
 		// Packages as they came are fetched once and need not be kept.
 		"npm_config_cache": "/tmp/npm", "npm_config_update_notifier": "false", "npm_config_fund": "false", "npm_config_audit": "false",
+		// A host that is refused stays refused: waiting for it only hides why.
+		"npm_config_fetch_retries": "1", "npm_config_fetch_retry_mintimeout": "500", "npm_config_fetch_retry_maxtimeout": "2000",
 		"PIP_CACHE_DIR": "/tmp/pip", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONDONTWRITEBYTECODE": "1",
 		"NODE_EXTRA_CA_CERTS": "/etc/ssl/certs/ca-certificates.crt",
 	}

@@ -110,7 +110,7 @@ func (s Spec) collect(ctx context.Context, say func(string)) (*collector, error)
 		}
 	}
 	if s.Node {
-		if _, err := c.program("node"); err != nil {
+		if err := c.node(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -233,6 +233,32 @@ func (c *collector) goToolchain(ctx context.Context) error {
 	return nil
 }
 
+// node adds Node.js, and npm under its own path if the host has it.
+func (c *collector) node(ctx context.Context) error {
+	found, err := c.program("node")
+	if err != nil || !found {
+		return err
+	}
+	for _, dir := range programDirs {
+		cli, err := filepath.EvalSymlinks(filepath.Join(dir, "npm"))
+		if err != nil || filepath.Base(cli) != "npm-cli.js" {
+			continue
+		}
+		root := filepath.Dir(filepath.Dir(cli))
+		err = c.tree(ctx, root, root, func(rel string, isDir bool) bool {
+			return isDir && (rel == "docs" || rel == "man")
+		})
+		if err != nil {
+			return fmt.Errorf("collect npm: %w", err)
+		}
+		c.entries["usr/local/bin/npm"] = entry{link: cli}
+		c.entries["usr/local/bin/npx"] = entry{link: filepath.Join(filepath.Dir(cli), "npx-cli.js")}
+		return nil
+	}
+	c.progress("no npm on this host: left out")
+	return nil
+}
+
 // python adds the interpreter that the host calls python3, under its own
 // prefix, without tests and compiled files.
 func (c *collector) python(ctx context.Context) error {
@@ -251,7 +277,7 @@ func (c *collector) python(ctx context.Context) error {
 	c.entries["usr/local/bin/python3"] = entry{link: "/" + inImage(exe)}
 	return c.tree(ctx, lib, lib, func(rel string, isDir bool) bool {
 		switch path.Base(rel) {
-		case "__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "site-packages", "dist-packages":
+		case "__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "site-packages", "dist-packages":
 			return isDir
 		}
 		return !isDir && (strings.HasSuffix(rel, ".a") || strings.HasPrefix(path.Base(rel), "_tkinter"))

@@ -78,9 +78,11 @@ func (l *layers) first(id identity.ChangeID, of digest.Digest) bool {
 
 // prepareKey names everything that decides what a preparation makes: the image,
 // the steps and the environment they run in, the Environment document, and the
-// lockfiles as they are at base. The base revision itself is no part of it: a
-// build cache is right for any revision, only of less use.
-func prepareKey(image digest.Digest, document digest.Digest, steps []*kindsv1.PrepareStep, environment map[string]string, lockfiles map[string]digest.Digest) (digest.Digest, error) {
+// lockfiles as they are at base. Code of the base revision runs while preparing,
+// so what it leaves is only for whoever would run that code anyway: source is
+// the repository, whose later revisions a build cache serves too, or the very
+// tree, wherever it comes from.
+func prepareKey(source string, image digest.Digest, document digest.Digest, steps []*kindsv1.PrepareStep, environment map[string]string, lockfiles map[string]digest.Digest) (digest.Digest, error) {
 	type step struct {
 		Argv       []string `json:"argv"`
 		BestEffort bool     `json:"best_effort"`
@@ -90,7 +92,7 @@ func prepareKey(image digest.Digest, document digest.Digest, steps []*kindsv1.Pr
 		all = append(all, step{s.GetArgv(), s.GetBestEffort()})
 	}
 	return digest.OfCanonical(map[string]any{
-		"format": "1", "image": string(image), "document": string(document), "steps": all, "environment": environment, "lockfiles": lockfiles,
+		"format": "2", "source": source, "image": string(image), "document": string(document), "steps": all, "environment": environment, "lockfiles": lockfiles,
 	})
 }
 
@@ -107,12 +109,16 @@ func (d *Daemon) layer(ctx context.Context, j orchestration.Job, docs bound, p p
 			locks[path] = digest.Of(b)
 		}
 	}
-	key, err := prepareKey(d.image, docs.EnvironmentDigest, docs.Environment.GetPrepare(), p.environment, locks)
-	if err != nil {
-		return layer{}, err
+	var keys []digest.Digest // the tree's first: it fits best
+	for _, source := range []string{"tree " + j.State.Admission.BaseTree, "repository " + j.State.Request.Repository} {
+		key, err := prepareKey(source, d.image, docs.EnvironmentDigest, docs.Environment.GetPrepare(), p.environment, locks)
+		if err != nil {
+			return layer{}, err
+		}
+		keys = append(keys, key)
 	}
-	defer d.layers.lock(key)()
-	l, err := d.keptLayer(key)
+	defer d.layers.lock(keys[0])()
+	l, key, err := d.anyLayer(keys)
 	if err != nil {
 		return layer{}, err
 	}
@@ -121,8 +127,10 @@ func (d *Daemon) layer(ctx context.Context, j orchestration.Job, docs bound, p p
 		if l, err = d.prepare(ctx, j, docs, p); err != nil {
 			return layer{}, err
 		}
-		if err := d.keepLayer(key, l); err != nil {
-			return layer{}, err
+		for _, key := range keys {
+			if err := d.keepLayer(key, l); err != nil {
+				return layer{}, err
+			}
 		}
 	}
 	if err := d.unpack(l); err != nil {
@@ -139,6 +147,17 @@ func (d *Daemon) layer(ctx context.Context, j orchestration.Job, docs bound, p p
 		return layer{}, fmt.Errorf("record the preparation: %w", err)
 	}
 	return l, nil
+}
+
+// anyLayer returns what is kept under the first of keys that has something, and
+// that key; the first key and nothing if none has.
+func (d *Daemon) anyLayer(keys []digest.Digest) (layer, digest.Digest, error) {
+	for _, key := range keys {
+		if l, err := d.keptLayer(key); err != nil || l.Snapshot.Digest != "" {
+			return l, key, err
+		}
+	}
+	return layer{}, keys[0], nil
 }
 
 // keptLayer returns what is kept under key; nothing if it is not whole any more.

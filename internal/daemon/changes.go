@@ -178,7 +178,7 @@ func resourceName(s string) string {
 
 // outcome is how a Change stands, with the counts that the journal holds.
 func (d *Daemon) outcome(ctx context.Context, s change.State) (cli.Outcome, error) {
-	out := cli.Outcome{Result: orchestration.ResultOf(s), Exit: orchestration.ExitCode(s), Policy: string(s.Admission.Policy), Files: string(d.home)}
+	out := cli.Outcome{Result: orchestration.ResultOf(s), Exit: orchestration.ExitCode(s), Policy: string(s.Admission.Policy), Files: tilde(string(d.home))}
 	for _, a := range s.Approvals {
 		out.Reviewers = append(out.Reviewers, fmt.Sprintf("%s (%s)", a.By, a.Kind))
 	}

@@ -57,6 +57,15 @@ func (h Home) at(parts ...string) string {
 	return filepath.Join(append([]string{string(h)}, parts...)...)
 }
 
+// tilde writes a path below the user's home as people write it.
+func tilde(path string) string {
+	h, err := os.UserHomeDir()
+	if rest, ok := strings.CutPrefix(path, h+"/"); err == nil && h != "/" && ok {
+		return "~/" + rest
+	}
+	return path
+}
+
 // Database, Blobs, Images, Keys and Control are where the parts of the state lie.
 func (h Home) Database() string { return h.at("state", "numi.db") }
 func (h Home) Blobs() string    { return h.at("blobs") }

@@ -115,7 +115,7 @@ func (d *Daemon) generateControl(ctx context.Context, name, branch string, r cli
 	if err := writeControl(dir, files); err != nil {
 		return "", err
 	}
-	d.say("control documents: %s", dir)
+	d.say("control documents: %s", tilde(dir))
 	return dir, nil
 }
 

@@ -37,12 +37,12 @@ const pageSize = 500
 // Run proposes a Change and drives it until it ends or waits for somebody.
 func (d *Daemon) Run(ctx context.Context, r cli.ChangeRequest, o cli.Observer) (cli.Outcome, error) {
 	id := orchestration.NewID()
+	stop := d.watch(id, o)
+	defer stop()
 	req, err := d.propose(ctx, id, r)
 	if err != nil {
 		return cli.Outcome{}, err
 	}
-	stop := d.watch(id, o)
-	defer stop()
 	o.Line(cli.Event{At: d.now(), Kind: "CHANGE", Source: "host-recorded", Subject: string(id), Detail: fmt.Sprintf("ticket %s on %s", req.Ticket, req.Repository)})
 	s, err := d.runner.Run(ctx, id, req)
 	if err != nil {
@@ -92,7 +92,7 @@ func (d *Daemon) propose(ctx context.Context, id identity.ChangeID, r cli.Change
 	}
 	dir := r.Control
 	if dir == "" {
-		if dir, err = d.generateControl(ctx, name, branch, r); err != nil {
+		if dir, err = d.generateControl(ctx, id, name, branch, r); err != nil {
 			return change.Request{}, usage(err)
 		}
 	}
@@ -157,7 +157,7 @@ func (d *Daemon) mirror(ctx context.Context, id identity.ChangeID, r cli.ChangeR
 		return "", "", err
 	}
 	if got.Uncommitted > 0 {
-		d.say("note: %d uncommitted paths of %s are not part of the run", got.Uncommitted, path)
+		d.tellStage(id, fmt.Sprintf("note: %d uncommitted paths of %s are not part of the run", got.Uncommitted, tilde(path)))
 	}
 	return name, got.Branch, nil
 }

@@ -306,7 +306,8 @@ func (d *Daemon) Close() error {
 	return errors.Join(errs...)
 }
 
-// say tells the person who waits for a slow step.
+// say tells the person whose command opened the runtime about a slow first step;
+// what concerns a Change is told by tellStage to whoever watches it.
 func (d *Daemon) say(format string, a ...any) {
 	if d.progress != nil {
 		fmt.Fprintf(d.progress, format+"\n", a...)

@@ -99,7 +99,7 @@ func frontMatterKey(text []byte) string {
 
 // generateControl writes the default control directory of a repository where
 // there is none and says where it is.
-func (d *Daemon) generateControl(ctx context.Context, name, branch string, r cli.ChangeRequest) (string, error) {
+func (d *Daemon) generateControl(ctx context.Context, id identity.ChangeID, name, branch string, r cli.ChangeRequest) (string, error) {
 	if len(r.Checks) == 0 {
 		return "", errors.New("--check is missing: name at least one command that verifies the candidate, such as --check \"go test ./...\"")
 	}
@@ -115,7 +115,7 @@ func (d *Daemon) generateControl(ctx context.Context, name, branch string, r cli
 	if err := writeControl(dir, files); err != nil {
 		return "", err
 	}
-	d.say("control documents: %s", tilde(dir))
+	d.tellStage(id, "control documents: "+tilde(dir))
 	return dir, nil
 }
 

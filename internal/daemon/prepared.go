@@ -13,6 +13,7 @@ import (
 
 	"github.com/numinance/numinance/internal/contexts/sandbox"
 	"github.com/numinance/numinance/internal/core/digest"
+	"github.com/numinance/numinance/internal/core/identity"
 	"github.com/numinance/numinance/internal/host/blob"
 	"github.com/numinance/numinance/internal/host/gomodules"
 	"github.com/numinance/numinance/internal/host/worktree"
@@ -63,7 +64,7 @@ func (d *Daemon) offline(ctx context.Context, j orchestration.Job, docs bound) (
 	}
 	dir := d.home.at("cache", "goproxy-"+digest.Of(sum).Hex()[:16])
 	if _, err := os.Stat(dir); err != nil {
-		if err := d.assembleModules(ctx, sum, dir); err != nil {
+		if err := d.assembleModules(ctx, j.State.ID, sum, dir); err != nil {
 			return p, err
 		}
 	}
@@ -73,7 +74,7 @@ func (d *Daemon) offline(ctx context.Context, j orchestration.Job, docs bound) (
 	return p, nil
 }
 
-func (d *Daemon) assembleModules(ctx context.Context, sum []byte, dir string) error {
+func (d *Daemon) assembleModules(ctx context.Context, id identity.ChangeID, sum []byte, dir string) error {
 	cache, err := hostModules(ctx)
 	if err != nil {
 		return err
@@ -91,7 +92,7 @@ func (d *Daemon) assembleModules(ctx context.Context, sum []byte, dir string) er
 		return fmt.Errorf("assemble Go modules: %w", err)
 	}
 	if len(missing) > 0 {
-		d.say("note: %d Go modules are not in this machine's module cache (%s …); preparation fetches them if the Environment's prepare_egress allows", len(missing), missing[0])
+		d.tellStage(id, fmt.Sprintf("note: %d Go modules are not in this machine's module cache (%s …); preparation fetches them if the Environment's prepare_egress allows", len(missing), missing[0]))
 	}
 	if err := os.Chmod(tmp, 0o755); err != nil {
 		return fmt.Errorf("assemble Go modules: %w", err)

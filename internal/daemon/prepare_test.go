@@ -25,7 +25,8 @@ func TestPreparationsAreKeptApart(t *testing.T) {
 		}
 		return k
 	}
-	if key(base) != key(base) {
+	first := key(base)
+	if again := key(base); again != first {
 		t.Error("one preparation has two keys")
 	}
 	for name, change := range map[string]func(*in){
@@ -35,7 +36,7 @@ func TestPreparationsAreKeptApart(t *testing.T) {
 	} {
 		other := base
 		change(&other)
-		if key(other) == key(base) {
+		if key(other) == first {
 			t.Errorf("another %s has the same key", name)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/numinance/numinance/internal/core/grant"
@@ -21,6 +22,8 @@ const (
 	helloTimeout = 10 * time.Second
 	defaultIdle  = 5 * time.Minute
 	maxTunnels   = 128
+	// patience is how many refusals of one run are answered at once.
+	patience = 100
 )
 
 // Config is what one run may reach. The zero Config, given a Recorder, refuses
@@ -50,6 +53,7 @@ type Proxy struct {
 	cancel context.CancelFunc
 	slots  chan struct{}
 	wg     sync.WaitGroup
+	denied atomic.Int64
 }
 
 // New returns the proxy of a run.
@@ -165,7 +169,15 @@ func (p *Proxy) serve(c net.Conn) {
 
 // refuse records a refusal and answers with it. It is one whether or not the
 // record could be written.
+// Each refusal is a record, and a client that asks again and again would write
+// thousands: after the first few each answer takes a second.
 func (p *Proxy) refuse(ctx context.Context, c net.Conn, a Attempt, status string) {
+	if p.denied.Add(1) > patience {
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
 	reason := a.Reason
 	if err := p.c.Recorder.Record(context.WithoutCancel(ctx), a); err != nil {
 		reason += " (the refusal could not be recorded)"

@@ -172,7 +172,7 @@ func TestApprovalsRunOutBetweenIssueAndStep(t *testing.T) {
 // An author run may reach what its Profile names; a reviewer and a verifier
 // reach nothing.
 func TestEgressComesFromTheProfile(t *testing.T) {
-	profile := bound{Bound: kinds.Bound{Profile: &kindsv1.ProfileSpec{Egress: []*kindsv1.Destination{{Host: "proxy.golang.org", Port: 443}}, Credentials: []string{"model"}}}}
+	profile := bound{Bound: kinds.Bound{Profile: &kindsv1.ProfileSpec{Egress: []*kindsv1.Destination{{Host: "modules.example.com", Port: 443}}, Credentials: []string{"model"}}}}
 	at := time.Now().UTC()
 	s := change.Propose("chg-0123456789", change.Request{Requester: "human:alice", Author: "agent:fake", Reviewer: "agent:reviewer"}, at)
 	j := orchestration.Job{State: s, Command: change.Next(s)[0]}
@@ -189,7 +189,7 @@ func TestEgressComesFromTheProfile(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if len(a.Grant.Egress) != c.want || len(a.Grant.Credentials) != c.want || c.want == 1 && !a.Grant.HasDestination("proxy.golang.org", 443) {
+		if len(a.Grant.Egress) != c.want || len(a.Grant.Credentials) != c.want || c.want == 1 && !a.Grant.HasDestination("modules.example.com", 443) {
 			t.Errorf("%s: egress %v, credentials %v", name, a.Grant.Egress, a.Grant.Credentials)
 		}
 	}

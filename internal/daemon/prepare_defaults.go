@@ -60,10 +60,10 @@ func suggestGo(ctx context.Context, def *kinds.Defaults, root map[string]bool, f
 			def.Prepare = append(def.Prepare, "go mod download")
 			proxies := strings.FieldsFunc(configured(ctx, "go", "env", "GOPROXY"), func(r rune) bool { return r == ',' || r == '|' })
 			proxies = slices.DeleteFunc(proxies, func(p string) bool { return !strings.HasPrefix(p, "https://") })
-			if len(proxies) == 0 {
-				proxies = []string{"https://proxy.golang.org"}
+			// Without one the step fails and says that no host may be reached.
+			if len(proxies) > 0 {
+				def.Variables["GOPROXY"] = strings.Join(proxies, ",")
 			}
-			def.Variables["GOPROXY"] = strings.Join(proxies, ",")
 			for _, p := range proxies {
 				addRegistry(def, p)
 			}
@@ -102,12 +102,11 @@ func suggestNode(ctx context.Context, def *kinds.Defaults, root map[string]bool)
 		}
 	}
 	def.Prepare = append(def.Prepare, "npm ci --ignore-scripts")
-	registry := configured(ctx, "npm", "config", "get", "registry")
-	if !strings.HasPrefix(registry, "https://") {
-		registry = "https://registry.npmjs.org/"
+	// Without one the step fails and says that no host may be reached.
+	if registry := configured(ctx, "npm", "config", "get", "registry"); strings.HasPrefix(registry, "https://") {
+		def.Variables["npm_config_registry"] = registry
+		addRegistry(def, registry)
 	}
-	def.Variables["npm_config_registry"] = registry
-	addRegistry(def, registry)
 }
 
 // suggestPython reaches no index: what is needed beyond the standard library

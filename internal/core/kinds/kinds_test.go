@@ -286,7 +286,7 @@ func TestRulesOfOtherKinds(t *testing.T) {
 	})
 	refused(t, example(t, "Environment/default.yaml"), []edit{
 		{"tag for image", "  limits:", "  image: debian:12\n  limits:", "spec.image", "string.pattern"},
-		{"IP registry", "proxy.golang.org", "10.0.0.1:80", "spec.prepare_egress[0].host", "string.pattern"},
+		{"IP registry", "modules.example.com", "10.0.0.1:80", "spec.prepare_egress[0].host", "string.pattern"},
 		{"no program", "[go, mod, download]", "[]", "spec.prepare[0].argv", "repeated.min_items"},
 	})
 }
@@ -339,7 +339,7 @@ func TestDefaultSetLoads(t *testing.T) {
 		"small": {Repository: "widget", BaseBranch: "main", Checks: []string{"go test ./..."}},
 		"full": {
 			Repository: "Acme/Widget.js", BaseBranch: "release/1.x", Checks: []string{"npm test", `sh -c "npm run lint && true"`}, Allowed: []string{"src/", "package.json"},
-			Prepare: []string{"npm ci"}, Registries: []string{"registry.npmjs.org"}, Lockfiles: []string{"package-lock.json"}, Scratch: []string{"node_modules/"},
+			Prepare: []string{"npm ci"}, Registries: []string{"packages.example.com"}, Lockfiles: []string{"package-lock.json"}, Scratch: []string{"node_modules/"},
 			Requester: "human:alice", SSHKey: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGwNf3W1cBGCHRUr0b0YkRrVWtfQ0ZC0Yb0sVQmSxV3K a@b\n", Pipeline: []string{"npm run build"},
 		},
 		"hostile": {Repository: "a\": {b}\n", BaseBranch: "main: &x", Checks: []string{"echo \"\u2028\" '}'"}},

@@ -64,9 +64,8 @@ type Request struct {
 	Requester identity.Principal `json:"requester"`
 	Author    identity.Principal `json:"author"`
 	Reviewer  identity.Principal `json:"reviewer"`
-	// Script and ReviewScript are inputs of a scripted executor, by reference.
-	Script       digest.Digest `json:"script,omitempty"`
-	ReviewScript digest.Digest `json:"review_script,omitempty"`
+	// Script is the input of a scripted executor, by reference.
+	Script digest.Digest `json:"script,omitempty"`
 	// Control is the digest of the control documents that govern this Change.
 	Control digest.Digest `json:"control,omitempty"`
 	// Pipeline asks for the customer's pipeline after the merge; empty is none.

@@ -70,21 +70,22 @@ func TestNobodyServes(t *testing.T) {
 	}
 }
 
-func TestServerThatDiesIsAnError(t *testing.T) {
+func TestCloseLetsCommandsEndInTheirOwnWords(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	release := make(chan struct{})
+	begun := make(chan struct{})
 	s, err := api.Listen(path, func(ctx context.Context, _ api.Request, out, _ io.Writer) int {
 		fmt.Fprint(out, "begun")
-		close(release)
+		close(begun)
 		<-ctx.Done()
-		return 0
+		return 7
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { <-release; s.Close() }()
+	go func() { <-begun; s.Close() }()
 	var out bytes.Buffer
-	if _, err := api.Forward(context.Background(), path, api.Request{}, &out, io.Discard); err != nil && out.String() != "begun" {
-		t.Fatalf("output before the end was lost: %q, %v", out.String(), err)
+	code, err := api.Forward(context.Background(), path, api.Request{}, &out, io.Discard)
+	if err != nil || code != 7 || out.String() != "begun" {
+		t.Fatalf("Forward = %d, %v, %q; want 7 and the output before the end", code, err, out.String())
 	}
 }
